@@ -42,12 +42,6 @@ def apart(x: float, y: float, fewest: int = 6) -> tuple[str, str]:
     return texts
 
 
-def in_columns(*rows: tuple[str, ...]) -> list[str]:
-    """The lines of a table, each column as wide as its longest text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
 def with_article(kind: Any) -> str:
     """The name of a class with its article: "a Linear", "an Adam"."""
     return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

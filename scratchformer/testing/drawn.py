@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -110,23 +110,24 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     Returns the Reports. Raises GradientError, which says for which kind of numbers, and ValueError as
     `check_gradients` does, for normal numbers.
     """
-    reports, right, first = [], Sizes(seed), options.get("order", 1) - 1
+    first = options.get("order", 1) - 1
     args = (*(lambda draw, function=x: function for x in args[:first]), *args[first:])  # functions are not drawn
+    pair = _DrawnPair(op, op_backward, args, {**options, "seed": seed})
+    reports, right = [], Sizes(seed)
     for kind, draws in KINDS.items():
         draw = right if draws is Sizes else draws(seed)
         drawn, others = arguments(args, draw), draw is not right
-        if others and not _is_defined(op, drawn[first:], options):
+        if others and not pair.is_defined(drawn[first:]):
             continue
         try:
             with np.errstate(all="ignore") if others else nullcontext():  # exp(10,000) overflows in right code too
-                reports.append(
-                    _check(op, op_backward, drawn, {**options, "seed": seed} | ({"rules": False} if others else {}))
-                )
+                check = check_gradients if first else check_in_groups
+                reports.append(check(op, op_backward, *drawn, **pair.options | ({"rules": False} if others else {})))
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
-            causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
+            causes = [pair.what_matters(draw, right)] if others else []
             if UNKNOWN in message and all(cause.name == "sizes matter" for cause in causes):
-                causes += _right_sizes(op, op_backward, args, draw, seed, options)
+                causes += pair.right_sizes(draw)
             message = message.replace(f"\n{UNKNOWN}", "") if causes else message
             lines = [f"for {kind}: {message}", *(cause.what for cause in causes)]
             lines.append(f"Repeat: check_drawn({name_of(op)}, {name_of(op_backward)}, ..., seed={seed})")
@@ -135,56 +136,66 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
             if not others:
                 raise
     drawn = arguments(args[first:], Sizes(seed))
-    check_offset(op, op_backward, argument_names(op, drawn), drawn, _of_op(options), seed)
+    check_offset(op, op_backward, argument_names(op, drawn), drawn, pair.options_of_op(), seed)
     return reports
 
 
-def _check(op: Callable, op_backward: Callable, args: tuple, options: dict[str, Any]) -> Report:
-    """`check_in_groups`, which is for an order of 1; otherwise `check_gradients`."""
-    check = check_in_groups if options.get("order", 1) == 1 else check_gradients
-    return check(op, op_backward, *args, **options)
+class _DrawnPair(NamedTuple):
+    """A pair with the arguments and options of `check_drawn`."""
 
+    op: Callable
+    op_backward: Callable
+    args: tuple
+    options: dict[str, Any]
 
-def _what_matters(
-    op: Callable, op_backward: Callable, args: tuple, wrong: Draw, right: Draw, seed: int, options: dict[str, Any]
-) -> Diagnosis:
-    """Whether the sizes of a draw make a gradient wrong, or its numbers; for those of `right` it is right."""
-    normal = type(wrong)(seed)
-    normal.values = normal.generator.standard_normal  # type: ignore[method-assign, assignment]
-    if wrong.sizes != right.sizes and _is_right(op, op_backward, arguments(args, normal), seed, options) is False:
-        before, now = (", ".join(f"{letter} = {n}" for letter, n in draw.sizes.items()) for draw in (right, wrong))
-        what = f"The sizes make it wrong: it is right with {before}, and wrong with {now}, for normal numbers too."
-        return Diagnosis(what, "form", "sizes matter")
-    return Diagnosis("With normal numbers it is right, so the numbers make it wrong.", "form", "numbers matter")
+    def what_matters(self, wrong: Draw, right: Draw) -> Diagnosis:
+        """Whether the sizes of a draw make a gradient wrong, or its numbers; for those of `right` it is right."""
+        normal = type(wrong)(self.options["seed"])
+        normal.values = normal.generator.standard_normal  # type: ignore[method-assign, assignment]
+        if wrong.sizes != right.sizes and self.is_right(normal) is False:
+            before, now = (", ".join(f"{letter} = {n}" for letter, n in draw.sizes.items()) for draw in (right, wrong))
+            what = f"The sizes make it wrong: it is right with {before}, and wrong with {now}, for normal numbers too."
+            return Diagnosis(what, "form", "sizes matter")
+        return Diagnosis("With normal numbers it is right, so the numbers make it wrong.", "form", "numbers matter")
 
+    def right_sizes(self, wrong: Draw) -> list[Diagnosis]:
+        """The sizes with which a wrong gradient is right: one of them is 1, or two are equal."""
+        tried = [f"{letter} = 1" for letter in wrong.sizes]
+        tried += [f"{a} = {b}" for a, b in itertools.combinations(wrong.sizes, 2)]
+        where = []
+        for text in tried:
+            changed, other = text.split(" = ")
+            draw = type(wrong)(self.options["seed"])
+            draw.sizes |= {**wrong.sizes, changed: wrong.sizes.get(other, 1)}
+            if draw.sizes != wrong.sizes and self.is_right(draw):
+                where.append(text)
+        what = f"The sizes matter: it is right where {', and where '.join(where)}."
+        return [Diagnosis(what, "form", "sizes matter")] if where else []
 
-def _right_sizes(
-    op: Callable, op_backward: Callable, args: tuple, wrong: Draw, seed: int, options: dict[str, Any]
-) -> list[Diagnosis]:
-    """The sizes with which a wrong gradient is right: one of them is 1, or two are equal."""
-    tried = [f"{letter} = 1" for letter in wrong.sizes]
-    tried += [f"{a} = {b}" for a, b in itertools.combinations(wrong.sizes, 2)]
-    where = []
-    for text in tried:
-        changed, other = text.split(" = ")
-        draw = type(wrong)(seed)
-        draw.sizes |= {**wrong.sizes, changed: wrong.sizes.get(other, 1)}
-        if draw.sizes != wrong.sizes and _is_right(op, op_backward, arguments(args, draw), seed, options):
-            where.append(text)
-    what = f"The sizes matter: it is right where {', and where '.join(where)}."
-    return [Diagnosis(what, "form", "sizes matter")] if where else []
+    def is_right(self, draw: Draw) -> bool | None:
+        """Whether the gradients are right; None if nothing can be compared."""
+        args = arguments(self.args, draw)
+        try:
+            with without_diagnosis():
+                check_gradients(self.op, self.op_backward, *args, **self.options | {"rules": False})
+        except GradientError:
+            return False
+        except Exception:  # such sizes are not in its domain
+            return None
+        return True
 
+    def is_defined(self, args: tuple) -> bool:
+        try:
+            with np.errstate(all="ignore"):
+                y, _ = self.op(*args, **self.options_of_op())
+        except Exception:  # such numbers or sizes are not in its domain
+            return False
+        return all(np.isfinite(part).all() for part in as_tuple(y) if is_floating(part))
 
-def _is_right(op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any]) -> bool | None:
-    """Whether the gradients are right; None if nothing can be compared."""
-    try:
-        with without_diagnosis():
-            check_gradients(op, op_backward, *args, **{**options, "seed": seed, "rules": False})
-    except GradientError:
-        return False
-    except Exception:  # such sizes are not in its domain
-        return None
-    return True
+    def options_of_op(self) -> dict[str, Any]:
+        """The keyword arguments that are not those of the check."""
+        known = inspect.signature(check_gradients).parameters
+        return {name: value for name, value in self.options.items() if name not in known}
 
 
 def arguments(args: tuple, draw: Draw) -> tuple:
@@ -193,18 +204,3 @@ def arguments(args: tuple, draw: Draw) -> tuple:
         if isinstance(x, str) and not (x.replace(" ", "") + "B").isalpha():
             raise ValueError(f"argument {i}: expected a shape in letters such as 'B T C', got {x!r}")
     return tuple(draw(x) if isinstance(x, str) else x(draw) if callable(x) else x for x in args)
-
-
-def _of_op(options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments that are not those of the check."""
-    known = inspect.signature(check_gradients).parameters
-    return {name: value for name, value in options.items() if name not in known}
-
-
-def _is_defined(op: Callable, args: tuple, options: dict[str, Any]) -> bool:
-    try:
-        with np.errstate(all="ignore"):
-            y, _ = op(*args, **_of_op(options))
-    except Exception:  # such numbers or sizes are not in its domain
-        return False
-    return all(np.isfinite(part).all() for part in as_tuple(y) if is_floating(part))

@@ -24,7 +24,7 @@ import numpy as np
 from ..backend import CPU, Array, Device, array_module, to_cpu
 from ..checks import expect_at_least, expect_fraction, expect_positive, expect_real
 from ..rng import Key
-from ..shell.text import apart, in_columns, shown
+from ..shell.text import apart, shown
 from . import diagnosis
 from .contracts import (
     GradientError,
@@ -78,6 +78,12 @@ _RESOLUTION, _RESOLUTION_SINGLE = 1e-5, 1e-3  # derivatives larger than this mus
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
 _KINKS = 5  # how many are printed with a report
+
+
+def in_columns(*rows: tuple[str, ...]) -> list[str]:
+    """The lines of a table, each column as wide as its longest text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 class Row(NamedTuple):
@@ -217,7 +223,8 @@ def _check_pair(
     _expect_tensors({part: x for n, value in given.items() for part, x in floating_in(n, value).items()}, given)
     chosen = chosen_rules(rules if rules is not None else {}, house=False)
     with _explained(name_of(op), call):
-        run = PairRun(op, op_backward, names, args, kwargs, device, np.float64, chosen)
+        make = functools.partial(PairRun, op, op_backward, names, args, kwargs, device, chosen)
+        run = make(np.float64)
         dy = normal_like(run.y, seed, device, np.float64)
         gradients = run.gradients(dy)
         report = _compare_all(
@@ -228,7 +235,7 @@ def _check_pair(
             seed=seed,
             extra=_complex_comparisons(run, dy) if complex_step else None,
             explain=lambda failed: diagnosis.of_pair(failed, run, dy),
-            single=lambda: PairRun(op, op_backward, names, args, kwargs, device, np.float32, chosen),
+            single=lambda: make(np.float32),
             **options,
         )
         return report, run
@@ -279,7 +286,8 @@ def check_layer(
             if getattr(getattr(x, "dtype", None), "kind", None) == "c":
                 expect_real(place, x)
         chosen = chosen_rules(rules, house=True)
-        run = LayerRun(layer, inputs, kwargs, device, np.float64, chosen)
+        make = functools.partial(LayerRun, layer, inputs, kwargs, device, chosen)
+        run = make(np.float64)
         arrays = run.floating | {name: p.data for name, p in run.trained.items()}
         _expect_tensors(arrays, dict(zip(run.names, inputs, strict=True)))
         dy = normal_like(run.forward()[0], seed, device, np.float64)
@@ -296,7 +304,7 @@ def check_layer(
             directions=directions,
             together=together,
             explain=lambda failed: diagnosis.of_layer(failed, run, dy),
-            single=lambda: LayerRun(layer, inputs, kwargs, device, np.float32, chosen),
+            single=lambda: make(np.float32),
         )
         original.check("the check of a deep copy")
         return report

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Device, is_floating_type, to_cpu
-from ..shell.text import in_columns
 from .bounds import Arithmetic, Bounded, Steps, limits, widest
 from .contracts import (
     GradientError,
@@ -32,6 +31,7 @@ from .contracts import (
     repeatable,
 )
 from .differences import label
+from .gradcheck import in_columns
 from .layouts import differs
 from .runs import argument_names, expect_finite, like, name_of, normal_like, two
 

@@ -75,7 +75,7 @@ class CheckedRun:
     """
 
     def __init__(
-        self, names: list[str], args: tuple, kwargs: dict[str, Any], device: Device, dtype: Any, rules: dict[str, bool]
+        self, names: list[str], args: tuple, kwargs: dict[str, Any], device: Device, rules: dict[str, bool], dtype: Any
     ) -> None:
         self.names, self.device, self.dtype = names, device, dtype
         self.type = "" if dtype == np.float64 else f" in {np.dtype(dtype)}"  # for messages
@@ -187,10 +187,10 @@ class PairRun(CheckedRun):
         args: tuple,
         kwargs: dict[str, Any],
         device: Device,
-        dtype: Any,
         rules: dict[str, bool],
+        dtype: Any,
     ) -> None:
-        super().__init__(names, args, kwargs, device, dtype, rules)
+        super().__init__(names, args, kwargs, device, rules, dtype)
         self.op, self.op_backward, self.backward_name = op, op_backward, name_of(op_backward)
         untouched = Untouched(self.given)
         self.y, self.cache = self.forward()
@@ -339,8 +339,8 @@ class LayerRun(CheckedRun):
         inputs: tuple,
         kwargs: dict[str, Any],
         device: Device,
-        dtype: Any,
         rules: dict[str, bool],
+        dtype: Any,
     ) -> None:
         copies: dict[int, Any] = {}
         self.layer = copy.deepcopy(layer, copies)
@@ -352,7 +352,7 @@ class LayerRun(CheckedRun):
         self.trained = {name: p for name, p in self.params.items() if not getattr(p, "frozen", False)}
         names = argument_names(layer.forward, inputs)
         names = [f"input {name}" if name in self.params else name for name in names]
-        super().__init__(names, inputs, kwargs, device, dtype, rules)
+        super().__init__(names, inputs, kwargs, device, rules, dtype)
         self.isolated = not rules["in_place"]
 
     def forward(self, changed: Mapping[str, Array] = _NONE) -> tuple[Any, Any]:

@@ -9,6 +9,8 @@ import pytest
 from scratchformer.backend import DeviceError, get_device
 from scratchformer.testing import GradientError, check_gradients, check_jax, check_torch
 
+from .reports import complaint, names
+
 
 @pytest.fixture(scope="module")
 def torch():
@@ -62,16 +64,6 @@ def rule_of(jax):
         return cube
 
     return make
-
-
-def complaint(check, *args, **options):
-    with pytest.raises(GradientError) as caught:
-        check(*args, **options)
-    return str(caught.value)
-
-
-def names(report):
-    return [row.tensor for row in report]
 
 
 def test_torch_a_function_is_checked_under_its_own_names(cube_of, torch, x):

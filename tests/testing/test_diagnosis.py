@@ -1,13 +1,6 @@
-"""What a wrong gradient is said to look like.
-
-    python tests/testing/test_diagnosis.py [PATTERN]
-
-runs every mistake of the catalogue that makes a gradient wrong, or those whose names match, and prints the first
-diagnosis with the catalogue and without it. It takes about half a minute.
-"""
+"""What a wrong gradient is said to look like."""
 
 import re
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -430,26 +423,6 @@ def test_the_catalogue():
         assert mistake.effect or not mistake.equation, mistake.name
     assert {mistake.name for mistake in mistakes_of("layernorm")} >= {"layernorm: the third term is forgotten"}
     assert twins_of(ops.attention), "running a mistake must leave the twins registered"
-
-
-def main(pattern=""):
-    with_it, without, count = 0, 0, 0
-    for mistake in WRONG:
-        if not re.search(pattern, mistake.name):
-            continue
-        found = first(mistake)
-        with empty_catalogue():
-            alone = first(mistake)
-        right = found == WITH.get(mistake.name, mistake.name), alone is not None and alone == WITHOUT.get(mistake.name)
-        with_it, without, count = with_it + right[0], without + right[1], count + 1
-        print(mistake.name)
-        for ok, name in zip(right, (found, alone), strict=True):
-            print(f"    {'right' if ok else 'WRONG'}: {name or 'not known'}", flush=True)
-    print(f"{count} mistakes; the first diagnosis is right for {with_it}, and without the catalogue for {without}")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
 
 
 def test_a_factor_of_one_of_several_outputs_has_the_name_of_a_step():

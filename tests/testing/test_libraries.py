@@ -12,20 +12,12 @@ import pytest
 from scratchformer import Key, check, nn
 from scratchformer.testing import GradientError, check_gradients
 
+from .reports import complaint, names
+
 
 @pytest.fixture
 def x():
     return np.random.default_rng(0).normal(size=(2, 3))
-
-
-def complaint(*args, **options):
-    with pytest.raises(GradientError) as caught:
-        check(*args, **options)
-    return str(caught.value)
-
-
-def names(report):
-    return [row.tensor for row in report]
 
 
 # The decorator, and what is not known.
@@ -261,7 +253,7 @@ def test_a_triton_kernel(x, monkeypatch, tmp_path):
     x = torch.tensor(x, device="cuda" if on_gpu else "cpu")
     assert names(check(Cube, x)) == ["x"]
     Cube.factor = 3.001
-    assert "Cube: wrong gradient at x[" in complaint(Cube, x)
+    assert "Cube: wrong gradient at x[" in complaint(check, Cube, x)
 
 
 NUMBA = """

@@ -5,20 +5,12 @@ import pytest
 
 from scratchformer.testing import GradientError, check
 
+from .reports import complaint, names
+
 
 @pytest.fixture
 def x():
     return np.random.default_rng(0).normal(size=(2, 3))
-
-
-def complaint(*args, **options):
-    with pytest.raises(GradientError) as caught:
-        check(*args, **options)
-    return str(caught.value)
-
-
-def names(report):
-    return [row.tensor for row in report]
 
 
 class Linear:
@@ -132,7 +124,7 @@ def test_a_layer_that_keeps_its_gradients(kind, x, monkeypatch):
     layer.forward(x)
     assert names(check(layer, x, gradients=gradients)) == names(report)  # one that has run already
     monkeypatch.setattr(kind, "scale", 1.0001)
-    said = complaint(layer, x, seed=3, gradients=gradients)
+    said = complaint(check, layer, x, seed=3, gradients=gradients)
     assert f"{kind.__name__}: wrong gradient at {next(iter(gradients))}[" in said
     assert said.endswith(f"check({kind.__name__}, ..., seed=3)")
     assert names(check(layer, x)) == ["x"]  # the parameters are those that are named
@@ -141,15 +133,15 @@ def test_a_layer_that_keeps_its_gradients(kind, x, monkeypatch):
 def test_a_network_of_layers_and_a_loss(x):
     gradients = {"layers.0.W": "layers.0.dW", "layers.0.b": "layers.0.db"}
     network = Network(Linear(), Adding())
-    assert "wrong gradient" in complaint(network, x)  # the mask of the first layer is that of the second
+    assert "wrong gradient" in complaint(check, network, x)  # the mask of the first layer is that of the second
     network = Network(Linear())
     assert names(check(network, x, gradients=gradients)) == ["x", "layers.0.W", "layers.0.b"]
     network.layers[0].scale = 1.01
-    assert "Network: wrong gradient at layers.0.W[" in complaint(network, x, gradients=gradients)
+    assert "Network: wrong gradient at layers.0.W[" in complaint(check, network, x, gradients=gradients)
     assert names(check(Dropout(), x)) == names(check(Dropout(), x, training=False)) == ["x"]
     assert names(check(Loss(), x, target=-x)) == ["x"]
     message = "backward: expected 2 gradients, of x, target, got 1; pass an input without one by keyword"
-    assert message in complaint(Loss(), x, -x)
+    assert message in complaint(check, Loss(), x, -x)
 
 
 def test_what_a_layer_remembers_of_an_earlier_call(x):
@@ -160,7 +152,7 @@ def test_what_a_layer_remembers_of_an_earlier_call(x):
             self.x = x if self.x is None else self.x
             return x @ self.W + self.b
 
-    assert "Stale: wrong gradient at W[" in complaint(Stale(), x, gradients={"W": "dW"})
+    assert "Stale: wrong gradient at W[" in complaint(check, Stale(), x, gradients={"W": "dW"})
 
 
 def test_what_a_layer_may_not_return_or_be(x):

@@ -131,15 +131,11 @@ class Source:
         """The syntax tree of the function with `new` in this place."""
         parent = self.parents[place]
         for field, value in ast.iter_fields(parent):
-            if value is place:
-                setattr(parent, field, new)
+            parts = value if isinstance(value, list) else [value]
+            if place in parts:
+                changed = [new if part is place else part for part in parts]
+                setattr(parent, field, changed if isinstance(value, list) else new)
                 dump = ast.dump(self.function)
-                setattr(parent, field, place)
-                return dump
-            if isinstance(value, list) and any(item is place for item in value):
-                number = next(i for i, item in enumerate(value) if item is place)
-                value[number] = new
-                dump = ast.dump(self.function)
-                value[number] = place
+                setattr(parent, field, value)
                 return dump
         raise ValueError(f"not in its parent: {ast.dump(place)}")
