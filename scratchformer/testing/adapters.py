@@ -39,7 +39,7 @@ from .contracts import (
 )
 from .gradcheck import Report, check_gradients
 from .layouts import spread
-from .runs import argument_names, name_of
+from .runs import argument_names, name_of, parameters_of
 
 
 @repeatable
@@ -126,13 +126,6 @@ def _expect_installed(name: str, title: str) -> None:
 _OPTIONS = {n for n, p in inspect.signature(check_gradients).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _parameters(function: Callable) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # it is written in C
-        return {}
-
-
 def is_leaf(x: Any) -> bool:
     """Whether `x` is not a tuple, list or dict."""
     return not isinstance(x, tuple | list | dict)
@@ -155,11 +148,11 @@ class ForeignPair(ABC):
     def __init__(self, function: Callable, name: str, forward: Callable, args: tuple, options: dict[str, Any]) -> None:
         self.function, self.name = function, name
         self.called = name  # in the call of the check
-        parameters = _parameters(forward)
+        parameters = parameters_of(forward)
         self.options = {n: x for n, x in options.items() if n in self.accepted and n not in parameters}
         self.args = dict(zip(argument_names(forward, args), args, strict=True))
         self.kwargs = {n: x for n, x in options.items() if n not in self.options}
-        self.order = self.options.pop("order", 1)
+        self.order, self.seed = self.options.pop("order", 1), self.options.get("seed", 0)
         if self.order not in self.orders:
             raise ValueError(f"order: expected {' or '.join(map(str, self.orders))}, got {self.order!r}")
         keywords = self.flatten(self.kwargs)
@@ -216,7 +209,8 @@ class ForeignPair(ABC):
         Empty arrays may be refused with any error.
         """
         try:
-            return self.forward(arrays)
+            y, cache = self.forward(arrays)
+            return y if len(y) > 1 else y[0], cache
         except GradientError:
             raise
         except Exception as error:
@@ -238,13 +232,17 @@ class ForeignPair(ABC):
         values = self.unflatten({n: arrays.get(n, x) for n, x in self.leaves.items()})
         return tuple(values[: len(self.args)]), dict(zip(self.kwargs, values[len(self.args) :], strict=True))
 
+    def numbers(self) -> dict[str, np.ndarray]:
+        """The arrays among the arguments."""
+        return {n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()}
+
     @abstractmethod
     def to_numpy(self, x: Any) -> Any:
         """An array as a NumPy array, of float64 or complex128 if it is not of integers; anything else unchanged."""
 
     @abstractmethod
-    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
-        """y and a cache."""
+    def forward(self, arrays: dict[str, Any]) -> tuple[tuple, Any]:
+        """y, a tuple of arrays, and a cache."""
 
     @abstractmethod
     def gradients(self, dy: tuple, cache: Any) -> dict[str, np.ndarray]:
@@ -268,10 +266,9 @@ class _TreePair(ForeignPair):
 
     def differentiate(self) -> None:
         """Check the gradients, as a function of dy and the arguments, from now on."""
-        y, _ = self.forward({n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()})
-        rng = np.random.default_rng(self.options.get("seed", 0))
-        parts = [np.asarray(rng.standard_normal(part.shape)).astype(part.dtype) for part in as_tuple(y)]
-        self.upstream = labelled("dy", parts)
+        y, _ = self.forward(self.numbers())
+        rng = np.random.default_rng(self.seed)
+        self.upstream = labelled("dy", [np.asarray(rng.standard_normal(part.shape)).astype(part.dtype) for part in y])
         self.variables = self.upstream | self.variables
         self.name = f"the backward of {self.name}"
 
@@ -279,6 +276,11 @@ class _TreePair(ForeignPair):
 class _TorchPair(_TreePair):
     cut = "detach(), .data, .item(), no_grad() or NumPy"
     accepted = _OPTIONS | {"forward", "batched"}
+    draws = False  # whether the function draws random numbers
+    contiguous = False  # whether it takes no other tensors, or goes by the order of memory
+    watched = False  # whether it has run once
+    cloned = False  # whether it writes to its arguments, so that these must not be leaves
+    widened = False  # whether it has tensors of its own that are not float64
 
     def __init__(self, function: Any, tensors: tuple, options: dict[str, Any]) -> None:
         import torch
@@ -297,7 +299,6 @@ class _TorchPair(_TreePair):
         self.tree = _pytree
         super().__init__(function, name, forward, tensors, options)
         self._add_parameters()
-        self.seed = self.options.get("seed", 0)
         self.forward_mode, self.batched = (self.options.pop(name, False) for name in ("forward", "batched"))
         located = [x for x in self.variables.values() if isinstance(x, torch.Tensor)]
         self.device = located[0].device if located else torch.device("cpu")
@@ -305,11 +306,6 @@ class _TorchPair(_TreePair):
             self.device = torch.device("cpu" if device.index is None else f"cuda:{device.index}")
         self.rules = chosen_rules(self.options.get("rules", {}), house=False) | {"empty": False}
         self.options["rules"] = self.rules
-        self.draws = False  # whether the function draws random numbers
-        self.contiguous = False  # whether it takes no other tensors, or goes by the order of memory
-        self.watched = False  # whether it has run once
-        self.cloned = False  # whether it writes to its arguments, so that these must not be leaves
-        self.widened = False  # whether it has tensors of its own that are not float64
 
     def _add_parameters(self) -> None:
         """Separate variables from constants, and add the module's parameters to them."""
@@ -338,7 +334,7 @@ class _TorchPair(_TreePair):
         x = x.detach().cpu().to(wider.get(x.dtype, x.dtype))
         return x.resolve_conj().resolve_neg().numpy()
 
-    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
+    def forward(self, arrays: dict[str, Any]) -> tuple[tuple, Any]:
         torch = self.torch
         tensors = {n: self.tensor(x) for n, x in arrays.items()}
         fixed = tensors if self.contiguous else self.parameters  # a module chooses the layout of its parameters
@@ -378,8 +374,7 @@ class _TorchPair(_TreePair):
             raise GradientError(f"y does not depend on {names} through torch's autograd: look for {self.cut}")
         outputs = [t if t.layout is torch.strided else t.to_dense() for t in outputs]
         tracked = [t.clone() if t._is_view() or t.is_leaf else t for t in outputs]  # autograd keeps track of views
-        y = tuple(self._numpy(t) for t in tracked)
-        return y if len(y) > 1 else y[0], (outputs, leaves)
+        return tuple(self._numpy(t) for t in tracked), (outputs, leaves)
 
     def run(self, arrays: dict[str, Any], tensors: dict[str, Any]) -> list:
         """The tensors that the function returns. What it writes to its arguments is written to `arrays` too."""
@@ -421,10 +416,9 @@ class _TorchPair(_TreePair):
     def check_batches(self) -> None:
         """Raise GradientError if several dy at once give other gradients than each alone."""
         torch, count = self.torch, 3
-        arrays = {n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()}
-        y, (outputs, leaves) = self.forward(arrays)
+        y, (outputs, leaves) = self.forward(self.numbers())
         rng = np.random.default_rng(self.seed)
-        dy = [rng.standard_normal((count, *part.shape)).astype(part.dtype) for part in as_tuple(y)]
+        dy = [rng.standard_normal((count, *part.shape)).astype(part.dtype) for part in y]
         alone = [self.gradients(tuple(np.asarray(part[i]) for part in dy), (outputs, leaves)) for i in range(count)]
         given = [self.tensor(part).to(t.dtype) for part, t in zip(dy, outputs, strict=True)]
 
@@ -557,7 +551,7 @@ class _TorchForward(_TorchPair):
         super().__init__(function, tensors, options | {"rules": False})
         self.name += " in forward mode"
 
-    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
+    def forward(self, arrays: dict[str, Any]) -> tuple[tuple, Any]:
         y, (_, leaves) = super().forward(arrays)
         return y, (list(leaves), {n: x.copy() for n, x in arrays.items()})
 
@@ -607,14 +601,14 @@ class _JaxPair(_TreePair):
             return np.asarray(x)
         return x
 
-    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
+    def forward(self, arrays: dict[str, Any]) -> tuple[tuple, Any]:
         with self._types(arrays):
             given = {n: self.as_jax(x) for n, x in arrays.items()}
             results = self._call("results", given)
             if not results:
                 raise TypeError(f"{self.name}: expected a floating-point result")
             y = tuple(np.array(x) for x in results)
-        return y if len(y) > 1 else y[0], (given, y)
+        return y, (given, y)
 
     def _call(self, name: str, given: dict[str, Any], *others: Any) -> Any:
         """A method by its name: compiled, if that is possible, and only for the shapes of the arguments."""

@@ -366,19 +366,11 @@ def _of_larger(sign: int) -> Callable:
     return propagate
 
 
-def _same(a: Any, ea: Any) -> Any:
-    return ea
-
-
-def _steps(a: Any, ea: Any) -> Any:
-    return np.where(ea > 0, ea + 1, 0)
-
-
 _SUM = lambda a, ea, b, eb: ea + eb  # noqa: E731
 _PRODUCT = lambda a, ea, b, eb: np.abs(a) * eb + ea * np.abs(b) + ea * eb  # noqa: E731
 _EXACT: dict[str, Callable] = {
-    **dict.fromkeys("negative positive absolute fabs conjugate".split(), _same),
-    **dict.fromkeys("rint floor ceil trunc".split(), _steps),
+    **dict.fromkeys("negative positive absolute fabs conjugate".split(), lambda a, ea: ea),
+    **dict.fromkeys("rint floor ceil trunc".split(), lambda a, ea: np.where(ea > 0, ea + 1, 0)),
     **dict.fromkeys(("maximum", "fmax"), _of_larger(1)),
     **dict.fromkeys(("minimum", "fmin"), _of_larger(-1)),
     "sign": lambda a, ea: np.where(np.abs(a) < ea, 2, 0),
@@ -459,14 +451,11 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
         return Bounded(arithmetic, value, bound, bool, terms)
     pairs = [part for x in arrays for part in (_held(x.value, np.dtype(float)), x.bound)]
     value = _held(value, result_type)
-    if name in _EXACT:
-        bound = np.broadcast_to(_EXACT[name](*pairs), value.shape)
-        return Bounded(arithmetic, value, bound.copy(), result_type, terms, stored=all(x.stored for x in arrays))
-    rule = _ROUNDED.get(name) or _LIBRARY.get(name)
+    rule = PROPAGATION.get(name)
     if rule is None:
         raise TypeError(f"np.{name}: there is no rule for its rounding errors; write it with simpler functions")
     bound = np.broadcast_to(rule(*pairs), value.shape)
-    if name == "multiply" and any(x.dtype == bool for x in arrays):
+    if name in _EXACT or (name == "multiply" and any(x.dtype == bool for x in arrays)):
         return Bounded(arithmetic, value, bound.copy(), result_type, terms, stored=all(x.stored for x in arrays))
     ulps = 0 if name in _ROUNDED else _LIBRARY_ULPS
     return arithmetic.elementwise_result(value, bound, result_type, terms, ulps, small=name not in ("add", "subtract"))

@@ -152,7 +152,7 @@ def rebuilt(x: Any, parts: list) -> Any:
 def arrays_in(name: str, x: Any) -> dict[str, Array]:
     """The arrays in `x`, by name; see `mapped`."""
     arrays: dict[str, Array] = {}
-    mapped(lambda place, array: arrays.setdefault(place, array), name, x)
+    mapped(arrays.setdefault, name, x)
     return arrays
 
 

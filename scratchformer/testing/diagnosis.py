@@ -57,11 +57,13 @@ def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return [first, *(f"Another explanation: {other}" for other in others[:2])]
 
 
-def explained(explain: Callable[[FailedCheck], list[Diagnosis]], failed: FailedCheck) -> list[Diagnosis]:
-    """The diagnoses of `explain`; none, with a warning, if the search fails: it must not hide the wrong gradient."""
+def explained(explain: Callable[..., list[Diagnosis]], *of: Any) -> list[Diagnosis]:
+    """The diagnoses that `explain(*of)` gives; none, with a warning, if the search fails: it must not hide the wrong
+    gradient.
+    """
     try:
         with np.errstate(all="ignore"):
-            return explain(failed)
+            return explain(*of)
     except Exception as error:
         warnings.warn(f"the search for what the mistake looks like failed: {error!r}", RuntimeWarning, stacklevel=2)
         return []

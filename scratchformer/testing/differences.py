@@ -607,7 +607,7 @@ def elements(tensor: Variable, count: int, rng: np.random.Generator) -> list[tup
     """The indices of all elements of a tensor, or of `count` random ones if it has more."""
     size = tensor.base.size
     chosen = range(size) if size <= count else np.sort(rng.choice(size, count, replace=False))
-    return [tuple(int(i) for i in np.unravel_index(flat, tensor.base.shape)) for flat in chosen]
+    return [tuple(map(int, np.unravel_index(flat, tensor.base.shape))) for flat in chosen]
 
 
 def label(name: str, index: tuple[int, ...]) -> str:

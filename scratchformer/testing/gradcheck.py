@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -77,6 +77,7 @@ _OTHERS = 6  # how many other wrong tensors a message names
 _RESOLUTION, _RESOLUTION_SINGLE = 1e-5, 1e-3  # derivatives larger than this must not be lost in round-off
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
+Comparisons: TypeAlias = dict[str, tuple[list[Comparison], list[Comparison]]]  # of elements, and along directions
 _KINKS = 5  # how many are printed with a report
 
 
@@ -234,7 +235,7 @@ def _check_pair(
             gradients,
             seed=seed,
             extra=_complex_comparisons(run, dy) if complex_step else None,
-            explain=lambda failed: diagnosis.of_pair(failed, run, dy),
+            explain=diagnosis.of_pair,
             single=lambda: make(np.float32),
             **options,
         )
@@ -303,7 +304,7 @@ def check_layer(
             max_elements=max_elements,
             directions=directions,
             together=together,
-            explain=lambda failed: diagnosis.of_layer(failed, run, dy),
+            explain=diagnosis.of_layer,
             single=lambda: make(np.float32),
         )
         original.check("the check of a deep copy")
@@ -351,7 +352,7 @@ def _compare_all(
     rtol: float,
     max_elements: int,
     directions: int,
-    explain: Callable[[FailedCheck], list[diagnosis.Diagnosis]],
+    explain: Callable[..., list[diagnosis.Diagnosis]],
     single: Callable[[], CheckedRun],
     together: int = 1,
     in_groups: bool = False,
@@ -396,7 +397,7 @@ def _compare_all(
     _raise_worst(
         comparisons,
         lambda: run.broken.get("in_place") or nonlinearity(run, dy, outcome.named_gradients(), noise),
-        lambda: diagnosis.explained(explain, failed),
+        lambda: diagnosis.explained(explain, failed, run, dy),
     )
     _expect_decided(comparisons, smallest)
     wide = {name: max(x, differences.floor) for name, x in noise.items()}
@@ -454,7 +455,7 @@ def _sensitivity(tensor: Variable) -> float:
 
 
 def _raise_worst(
-    comparisons: dict[str, tuple[list[Comparison], list[Comparison]]],
+    comparisons: Comparisons,
     not_linear: Callable[[], str],
     explain: Callable[[], list[diagnosis.Diagnosis]],
 ) -> None:
@@ -496,9 +497,7 @@ def _raise_worst(
         raise GradientError("\n".join(lines), diagnoses)
 
 
-def _expect_resolved(
-    comparisons: dict[str, tuple[list[Comparison], list[Comparison]]], resolution: dict[str, float], smallest: float
-) -> None:
+def _expect_resolved(comparisons: Comparisons, resolution: dict[str, float], smallest: float) -> None:
     """Raise ValueError if a gradient wrong by a hundredth could pass, because of a huge number in another argument."""
     for name, (by_element, by_direction) in comparisons.items():
         sized = [c for c in by_element + by_direction if c.size]
@@ -509,7 +508,7 @@ def _expect_resolved(
             )
 
 
-def _expect_decided(comparisons: dict[str, tuple[list[Comparison], list[Comparison]]], smallest: float) -> None:
+def _expect_decided(comparisons: Comparisons, smallest: float) -> None:
     """Raise ValueError if there is a tensor for which no comparison can tell a right gradient from a wrong one, or an
     element above `smallest` for which round-off hides whether its derivative is right or twice as large as it should
     be.

@@ -46,11 +46,7 @@ def spread(x: Array, step: int = 2) -> Array:
 
 
 def read_only(x: Array) -> Array:
-    """A copy that cannot be written to, if the array library has such arrays."""
-    return _locked(x.copy())
-
-
-def _locked(x: Array) -> Array:
+    """`x`, which cannot be written to from now on, if the array library has such arrays."""
     if isinstance(x, np.ndarray):
         x.flags.writeable = False
     return x
@@ -60,11 +56,11 @@ LAYOUTS: dict[str, Callable[[Array], Array]] = {
     "in Fortran order": fortran,
     "with negative strides": backwards,
     "as every second element of a larger array": spread,
-    "read-only": read_only,
+    "read-only": lambda x: read_only(x.copy()),
 }
 _TOGETHER: dict[str, Callable[[Array], Array]] = {
-    "in Fortran order and read-only": lambda x: _locked(fortran(x)),
-    "as every second element of a larger array, backwards and read-only": lambda x: _locked(spread(x, -2)),
+    "in Fortran order and read-only": lambda x: read_only(fortran(x)),
+    "as every second element of a larger array, backwards and read-only": lambda x: read_only(spread(x, -2)),
 }
 
 
@@ -92,7 +88,7 @@ def differs(name: str, x: np.ndarray, y: np.ndarray, allowed: float) -> str:
     if np.all(error <= allowed):
         return ""
     worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), x.shape)
-    index = tuple(int(i) for i in worst)
+    index = tuple(map(int, worst))
     return "{} is {}, not {}".format(label(name, index), *apart(x[index], y[index]))
 
 
@@ -175,7 +171,7 @@ def _expect_zero(run: CheckedRun, outcome: Outcome, rows: tuple[str, ...]) -> No
     for name, g in outcome.named_gradients().items():
         wrong = g if alone else ~np.isfinite(g)
         if wrong.any():
-            index = tuple(int(i) for i in np.argwhere(wrong)[0])
+            index = tuple(map(int, np.argwhere(wrong)[0]))
             raise GradientError(f"{label(name, index)} is {g[index]:.6g}, not {'0' if alone else 'finite'}")
 
 

@@ -40,14 +40,13 @@ class ObjectPair(ForeignPair):
             raise TypeError(f"check: expected an object, got the class {layer.__name__}: write {layer.__name__}(...)")
         self.places: Mapping[str, str] = options.pop("gradients", {})
         super().__init__(layer, type(layer).__name__, getattr(layer, self.call), inputs, options)
-        self.seed = self.options.get("seed", 0)
         parameters = list(inspect.signature(layer.backward).parameters.values())
         self.takes_dy = bool(parameters)
         self.takes_cache = len(parameters) == 2 and parameters[1].default is inspect.Parameter.empty
         self.taken = " and ".join(p.name for p in parameters)
         self.inputs = [n for n, x in self.variables.items() if is_floating(x)]
         self.layer = copy.deepcopy(layer)
-        numbers = {n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()}
+        numbers = self.numbers()
         with suppress(Exception):  # other numbers may raise
             self._run_once(self.layer, numbers | {n: 0.9 * numbers[n] for n in self.inputs})
         self.parameters = {f"parameter {n}" if n in self.leaves else n: n for n in self.places}
@@ -56,11 +55,10 @@ class ObjectPair(ForeignPair):
     def to_numpy(self, x: Any) -> Any:
         return x.astype(np.float64) if is_floating(x) else x
 
-    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
+    def forward(self, arrays: dict[str, Any]) -> tuple[tuple, Any]:
         layer = copy.deepcopy(self.layer, {id(self.variables[n]): arrays[n] for n in self.parameters})
         form, kept = self.run_forward(layer, arrays)
-        y = tuple(floating_in("y", form).values())
-        return y if len(y) > 1 else y[0], (layer, form, kept)
+        return tuple(floating_in("y", form).values()), (layer, form, kept)
 
     def gradients(self, dy: tuple, cache: Any) -> dict[str, np.ndarray]:
         zeros = {}  # these replace the stored gradients, for a backward that adds to them

@@ -284,14 +284,14 @@ class TensorErrors:
             ratio = np.where(self.error == 0, 0, np.where(np.isinf(self.error), np.inf, self.error / self.bound))
         self.ratio = np.where(np.isnan(ratio), np.inf, ratio)
         flat = int(self.ratio.argmax()) if self.ratio.size else 0
-        self.worst = tuple(int(i) for i in np.unravel_index(flat, self.ratio.shape)) if self.ratio.size else ()
+        self.worst = tuple(map(int, np.unravel_index(flat, self.ratio.shape))) if self.ratio.size else ()
 
     def expect_range(self) -> None:
         """Raise ValueError if a right value does not fit in the type."""
         largest = limits(self.actual.dtype).largest
         beyond = np.argwhere(np.isfinite(self.right) & (np.abs(self.right) - self.bound > largest))
         if len(beyond):
-            index = tuple(int(i) for i in beyond[0])
+            index = tuple(map(int, beyond[0]))
             raise ValueError(
                 f"{label(self.name, index)} is {self.right[index]:.6g}, which does not fit in {self.actual.dtype} "
                 f"(at most {largest:g}): check with smaller arguments"
@@ -332,16 +332,15 @@ class TensorErrors:
         ]
 
     def complaint(self) -> str:
-        index = self.worst
-        right, error, bound = float(self.right[index]), float(self.error[index]), float(self.bound[index])
-        unit, terms = self.ulp(right), self.bounded.terms
-        size = f"error {error:.3g} ({error / unit:.3g} ulps), " if np.isfinite(error) else ""
+        index, row = self.worst, self.row()
+        error, bound = float(self.error[index]), float(self.bound[index])
+        size = f"error {error:.3g} ({row.error:.3g} ulps), " if np.isfinite(error) else ""
         lines = [
             f"{label(self.name, index)} is outside its error bound:",
             f"  computed {float(self.actual[index]):.9g} ({self.actual.dtype})",
-            f"  right    {right:.9g}",
-            f"  {size}bound {bound:.3g} ({bound / unit:.3g} ulps), "
-            + (f"with sums of up to {terms} terms" if terms > 1 else "without sums"),
+            f"  right    {float(self.right[index]):.9g}",
+            f"  {size}bound {bound:.3g} ({row.bound:.3g} ulps), "
+            + (f"with sums of up to {row.terms} terms" if row.terms > 1 else "without sums"),
             f"  {int((self.ratio > 1).sum())} of {self.ratio.size} elements of {self.name} are outside",
         ]
         return "\n".join(lines)

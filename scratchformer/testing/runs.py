@@ -179,18 +179,9 @@ class CheckedRun:
 class PairRun(CheckedRun):
     """An operation with its own copies of the arguments."""
 
-    def __init__(
-        self,
-        op: Callable,
-        op_backward: Callable,
-        names: list[str],
-        args: tuple,
-        kwargs: dict[str, Any],
-        device: Device,
-        rules: dict[str, bool],
-        dtype: Any,
-    ) -> None:
-        super().__init__(names, args, kwargs, device, rules, dtype)
+    def __init__(self, op: Callable, op_backward: Callable, *arguments: Any) -> None:
+        """arguments: those of a CheckedRun."""
+        super().__init__(*arguments)
         self.op, self.op_backward, self.backward_name = op, op_backward, name_of(op_backward)
         untouched = Untouched(self.given)
         self.y, self.cache = self.forward()
@@ -519,10 +510,7 @@ def argument_names(function: Callable, args: tuple) -> list[str]:
     """
     if hasattr(function, "argument_names"):
         return function.argument_names
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
+    parameters = list(parameters_of(function).values())
     names = []
     for i in range(len(args)):
         variadic = next((p for p in parameters[: i + 1] if p.kind is p.VAR_POSITIONAL), None)
@@ -531,6 +519,13 @@ def argument_names(function: Callable, args: tuple) -> list[str]:
         else:
             names.append(parameters[i].name if i < len(parameters) else f"argument {i}")
     return names
+
+
+def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # it is written in C
+        return {}
 
 
 def name_of(function: Callable) -> str:
@@ -596,5 +591,5 @@ def expect_finite(named: dict[str, Any], error: type[Exception] = GradientError)
         values = to_cpu(x)
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):
-            index = tuple(int(i) for i in bad[0])
+            index = tuple(map(int, bad[0]))
             raise error(f"{label(name, index)} is {values[index]} ({len(bad)} elements are not finite)")

@@ -255,9 +255,6 @@ class DeviceArray:
     def __copy__(self) -> DeviceArray:
         return DeviceArray(self._host.copy())
 
-    def __deepcopy__(self, _memo: dict) -> DeviceArray:
-        return DeviceArray(self._host.copy())
-
     def __reduce__(self) -> tuple:
         return DeviceArray, (self._host,)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scratchformer import nn
-from scratchformer.testing import GradientError, check_gradients, check_jax, check_layer, check_torch
+from scratchformer.testing import GradientError, check_gradients, check_layer
 from scratchformer.testing.contracts import as_tuple
 from scratchformer.testing.diagnosis import without_diagnosis
 
@@ -445,53 +445,3 @@ def test_a_staircase(digits, seed):
     """From afar it looks like y = x."""
     x = np.random.default_rng(seed).normal(size=(3, 4))
     check_gradients(lambda x: (np.round(x, digits), x), lambda dy, x: 0 * dy, x, seed=seed)
-
-
-# The same through PyTorch and JAX.
-
-
-def torch_function(op, backward):
-    torch = pytest.importorskip("torch")
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            y, ctx.cache = op(x.detach().numpy())
-            return torch.from_numpy(np.asarray(y))
-
-        @staticmethod
-        def backward(ctx, dy):
-            return torch.from_numpy(np.asarray(backward(dy.numpy(), ctx.cache)))
-
-    return Function
-
-
-@pytest.mark.parametrize("name", ["relu of x - 1", "clip", "square", "maximum", "median", "floor(x) + x²"])
-def test_pytorch(name):
-    torch = pytest.importorskip("torch")
-    op, backward, ((x,), *_) = CASES[name]
-    check_torch(torch_function(op, backward), torch.from_numpy(x))
-    for factor in (3, -1, 1.01, 1000):
-        with pytest.raises(GradientError):
-            check_torch(torch_function(op, times(backward, factor)), torch.from_numpy(x))
-
-
-def test_jax():
-    jax = pytest.importorskip("jax")
-
-    def row_maximum(factor):
-        @jax.custom_vjp
-        def function(x):
-            return x.max(axis=-1)
-
-        function.defvjp(
-            lambda x: (x.max(axis=-1), x),
-            lambda x, dy: (factor * dy[:, None] * (x == x.max(axis=-1, keepdims=True)),),
-        )
-        return function
-
-    tied = np.array([[1.0, 3.0, 3.0], [0.2, 0.5, -0.7]])
-    check_jax(row_maximum(1), np.array([[1.0, 3.0, 2.0], [0.2, 0.5, -0.7]]))
-    for factor in (1, -1, 0):
-        with pytest.raises(GradientError):
-            check_jax(row_maximum(factor), tied)

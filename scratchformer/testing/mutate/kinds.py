@@ -8,32 +8,43 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator
-from itertools import combinations, pairwise
-from typing import TypeAlias
+from collections.abc import Iterator
+from functools import singledispatch
+from itertools import combinations, pairwise, permutations
+from typing import Any, TypeAlias
 
 from .source import Place, Source
 
 Edits: TypeAlias = Iterator[tuple[str, Place, str]]
 
-OPERATORS: dict[type, str] = {
-    **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**"},
-    **{ast.MatMult: "@", ast.BitAnd: "&", ast.BitOr: "|", ast.And: "and", ast.Or: "or"},
-    **{ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!="},
-    **{ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"},
+
+def operator_type(text: str) -> type:
+    """The class of an operator in a syntax tree: ast.Add for "+"."""
+    node: Any = ast.parse(f"a {text} b", mode="eval").body
+    return type(node.ops[0] if isinstance(node, ast.Compare) else node.op)
+
+
+OPERATORS = {
+    operator_type(text): text
+    for text in (*"+ - * / // % ** @ & | and or > >= < <= == != is in".split(), "is not", "not in")
 }
-EXCHANGED = {"+": "-", "-": "+", "*": "/", "/": "*", "&": "|", "|": "&", "and": "or", "or": "and"}
+
+
+def both_ways(*pairs: str) -> dict[str, str]:
+    """Each word of a pair by the other."""
+    return {a: b for pair in pairs for a, b in permutations(pair.split())}
+
+
+EXCHANGED = both_ways("+ -", "* /", "& |", "and or")
 OTHER_COMPARISONS = {
     **{">": (">=", "<", "=="), ">=": (">", "<=", "=="), "<": ("<=", ">", "=="), "<=": ("<", ">=", "==")},
     **{"==": ("!=",), "!=": ("==",), "is": ("is not",), "is not": ("is",), "in": ("not in",), "not in": ("in",)},
 }
 # A function is replaced by another one of the same kind, by its inverse or by its derivative.
-OTHER_FUNCTIONS = {
-    **{"sum": "mean", "mean": "sum", "max": "min", "min": "max", "any": "all", "all": "any"},
-    **{"maximum": "minimum", "minimum": "maximum", "argmax": "argmin", "argmin": "argmax"},
-    **{"exp": "log", "log": "exp", "sqrt": "square", "square": "sqrt", "log1p": "expm1", "expm1": "log1p"},
-    **{"sin": "cos", "cos": "sin", "add": "subtract", "subtract": "add", "multiply": "divide", "divide": "multiply"},
-}
+OTHER_FUNCTIONS = both_ways(
+    "sum mean", "max min", "any all", "maximum minimum", "argmax argmin", "exp log", "sqrt square", "log1p expm1",
+    "sin cos", "add subtract", "multiply divide",
+)  # fmt: skip
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all", "cumsum", "amax", "amin")
 TRANSPOSES = ("swapaxes", "transpose", "moveaxis", "permute", "flip")
 COPIES = ("copy", "clone")
@@ -55,12 +66,13 @@ NOT_A_STEP = (
 MODULE_OF = ("array_module", "get_array_module", "array_namespace")  # which library an array belongs to
 
 
+@singledispatch
 def edits(node: ast.AST, source: Source) -> Edits:
     """(what, place, text) of each mistake that can be made at this node."""
-    for kind in KINDS.get(type(node), ()):
-        yield from kind(node, source)
+    yield from ()
 
 
+@edits.register
 def of_operation(node: ast.BinOp, source: Source) -> Edits:
     operator = OPERATORS.get(type(node.op), "")
     left, right = source.text(node.left), source.text(node.right)
@@ -74,6 +86,7 @@ def of_operation(node: ast.BinOp, source: Source) -> Edits:
     if operator == "-":
         yield lost, node, f"-{source.atom(node.right)}"
     yield from another_operator(node, node.left, node.right, operator, source)
+    yield from of_product(node, source)
 
 
 def another_operator(node: ast.expr, left: ast.expr, right: ast.expr, operator: str, source: Source) -> Edits:
@@ -97,6 +110,7 @@ def is_transpose(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in ("T", "mT")
 
 
+@edits.register
 def of_sign(node: ast.UnaryOp, source: Source) -> Edits:
     if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
         yield "a sign flipped", node, source.text(node.operand)
@@ -104,6 +118,7 @@ def of_sign(node: ast.UnaryOp, source: Source) -> Edits:
         yield "a condition negated", node, source.text(node.operand)
 
 
+@edits.register
 def of_comparison(node: ast.Compare, source: Source) -> Edits:
     sides = [node.left, *node.comparators]
     for i, kind in enumerate(node.ops):
@@ -113,12 +128,14 @@ def of_comparison(node: ast.Compare, source: Source) -> Edits:
             yield f"{operator} turned into {new}", node, source.with_part(node, place, new)
 
 
+@edits.register
 def of_logic(node: ast.BoolOp, source: Source) -> Edits:
     yield from another_operator(node, node.values[0], node.values[1], OPERATORS[type(node.op)], source)
     for value in node.values:
         yield "a condition lost", node, source.text(value)
 
 
+@edits.register
 def of_condition(node: ast.If | ast.IfExp, source: Source) -> Edits:
     if isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):
         yield "a condition negated", node.test, f"not {source.text(node.test)}"
@@ -129,6 +146,7 @@ def of_condition(node: ast.If | ast.IfExp, source: Source) -> Edits:
         yield "a statement deleted", node, "pass"
 
 
+@edits.register
 def of_number(node: ast.Constant, source: Source) -> Edits:
     if not isinstance(node.value, (int, float)) or isinstance(node.value, bool) or is_axis(node, source):
         return
@@ -220,6 +238,7 @@ def without(node: ast.Call, word: ast.keyword, source: Source) -> tuple[int, int
     return (start, source.start(items[1])) if len(items) > 1 else (start, end)
 
 
+@edits.register
 def of_keepdims(node: ast.keyword, source: Source) -> Edits:
     if node.arg in ("keepdims", "keepdim") and isinstance(node.value, ast.Constant):
         yield "keepdims flipped", node.value, str(not node.value.value)
@@ -240,7 +259,10 @@ def of_transpose(node: ast.expr, source: Source) -> Edits:
             yield "axes exchanged", node, source.exchanged(node, a, b)
 
 
+@edits.register
 def of_call(node: ast.Call, source: Source) -> Edits:
+    yield from of_reduction(node, source)
+    yield from of_transpose(node, source)
     name = called(node)
     new = OTHER_FUNCTIONS.get(name)
     if new and (hasattr(math, new) or not source.text(node.func).startswith("math.")):
@@ -281,6 +303,7 @@ def of_einsum(node: ast.Constant, source: Source) -> Edits:
             yield "letters exchanged", node, text[:i] + b + a + text[i + 2 :]
 
 
+@edits.register
 def of_name(node: ast.Name, source: Source) -> Edits:
     if not isinstance(node.ctx, ast.Load) or node.id not in source.bound:
         return
@@ -313,8 +336,10 @@ def alike(a: str, b: str) -> bool:
     return len(a) == len(b) and len(differing) == 1
 
 
+@edits.register
 def of_field(node: ast.Attribute, source: Source) -> Edits:
     """Another field of the same cache, among those that the function uses."""
+    yield from of_transpose(node, source)
     if not isinstance(node.ctx, ast.Load) or not isinstance(node.value, ast.Name):
         return
     if node.value.id not in ("cache", "ctx", "self") or isinstance(source.parents[node], ast.Call):
@@ -329,12 +354,14 @@ def of_field(node: ast.Attribute, source: Source) -> Edits:
             yield f"{other} for {node.attr}", node, f"{source.text(node.value)}.{other}"
 
 
+@edits.register
 def of_subscript(node: ast.Subscript, source: Source) -> Edits:
     if isinstance(node.slice, ast.Tuple):
         for a, b in pairwise(node.slice.elts):
             yield "indices exchanged", node, source.exchanged(node, a, b)
 
 
+@edits.register
 def of_slice(node: ast.Slice, source: Source) -> Edits:
     for bound in (node.lower, node.upper):
         if bound is None:
@@ -345,6 +372,7 @@ def of_slice(node: ast.Slice, source: Source) -> Edits:
             yield "off by one", bound, f"{source.text(bound)} + 1"
 
 
+@edits.register
 def of_assignment(node: ast.AugAssign, source: Source) -> Edits:
     operator = OPERATORS.get(type(node.op), "")
     place = source.operator(node.target, node.value, f"{operator}=")
@@ -354,6 +382,7 @@ def of_assignment(node: ast.AugAssign, source: Source) -> Edits:
     yield "a statement deleted", node, "pass"
 
 
+@edits.register
 def of_storing(node: ast.Assign, source: Source) -> Edits:
     (target, *more) = node.targets
     if more or isinstance(target, ast.Tuple):
@@ -364,6 +393,7 @@ def of_storing(node: ast.Assign, source: Source) -> Edits:
     yield "a statement deleted", node, "pass"
 
 
+@edits.register
 def of_statement(node: ast.Expr, source: Source) -> Edits:
     yield "a statement deleted", node, "pass"
     if isinstance(node.value, ast.Call) and len(node.value.args) == 3:
@@ -374,6 +404,7 @@ def of_statement(node: ast.Expr, source: Source) -> Edits:
             yield "repeated indices counted once", node, f"{array}[{indices}] {operator} {values}"
 
 
+@edits.register
 def of_return(node: ast.Return, source: Source) -> Edits:
     """Two gradients exchanged, or one in the place of another; the sign of a single one."""
     if node.value is None:
@@ -390,30 +421,9 @@ def is_index(node: ast.expr, source: Source) -> bool:
     return isinstance(source.parents[node], ast.Subscript) or is_axis(node, source)
 
 
+@edits.register
 def of_sequences(node: ast.comprehension, source: Source) -> Edits:
     """Two neighbouring items exchanged in the tuple that a comprehension runs over."""
     if isinstance(node.iter, ast.Tuple):
         for a, b in pairwise(node.iter.elts):
             yield "items exchanged", node.iter, source.exchanged(node.iter, a, b)
-
-
-KINDS: dict[type, tuple[Callable[..., Edits], ...]] = {
-    ast.BinOp: (of_operation, of_product),
-    ast.UnaryOp: (of_sign,),
-    ast.Compare: (of_comparison,),
-    ast.BoolOp: (of_logic,),
-    ast.If: (of_condition,),
-    ast.IfExp: (of_condition,),
-    ast.Constant: (of_number,),
-    ast.keyword: (of_keepdims,),
-    ast.Call: (of_reduction, of_transpose, of_call),
-    ast.Name: (of_name,),
-    ast.Attribute: (of_transpose, of_field),
-    ast.Subscript: (of_subscript,),
-    ast.Slice: (of_slice,),
-    ast.AugAssign: (of_assignment,),
-    ast.Assign: (of_storing,),
-    ast.Expr: (of_statement,),
-    ast.Return: (of_return,),
-    ast.comprehension: (of_sequences,),
-}

@@ -43,50 +43,40 @@ def mutants(source: str, name: str) -> list[Mutant]:
     Each compiles, and none is equal to another or to the function as it stands. Raises ValueError if there is no such
     function, SyntaxError if the source is not Python.
     """
-    node = next((node for function, node in functions(syntax_tree(source)) if function == name), None)
-    if node is None:
+    function = next((node for each, node in functions(syntax_tree(source)) if each == name), None)
+    if function is None:
         raise ValueError(f"there is no function {name}")
-    return list(_Planter(Source(source, node), name).mutants())
+    return list(_planted(Source(source, function), name))
 
 
-class _Planter:
-    """Turns the edits of one function into mutants."""
+def _planted(source: Source, name: str) -> Iterator[Mutant]:
+    seen = {ast.dump(source.function)}
+    for node in source.nodes:
+        for what, place, text in edits(node, source):
+            start, end = source.span(place)
+            forms, expected = [text], None
+            if isinstance(place, ast.expr):  # in brackets, if the text alone means something else there
+                forms.append(f"({text})")
+                expected = source.dump_with(place, ast.parse(forms[1], mode="eval").body)
+            for form in forms:
+                lines = source.data[start:end].count(b"\n") - form.count("\n")  # as many as before
+                mutant = Mutant(name, what, source.line(start), start, end, form + "\n" * lines)
+                tree = _dump(source, mutant)
+                if tree and expected in (None, tree):
+                    if tree not in seen:
+                        seen.add(tree)
+                        yield mutant
+                    break
 
-    def __init__(self, source: Source, name: str) -> None:
-        self.source, self.name = source, name
-        self.seen = {ast.dump(source.function)}
 
-    def mutants(self) -> Iterator[Mutant]:
-        for node in self.source.nodes:
-            for what, place, text in edits(node, self.source):
-                expected = self.expected(place, text) if isinstance(place, ast.expr) else None
-                start, end = self.source.span(place)
-                for form in [text] if expected is None else [text, f"({text})"]:
-                    mutant = Mutant(self.name, what, self.source.line(start), start, end, self.padded(form, start, end))
-                    tree = self.dump(mutant)
-                    if tree and expected in (None, tree):
-                        if tree not in self.seen:
-                            self.seen.add(tree)
-                            yield mutant
-                        break
-
-    def padded(self, text: str, start: int, end: int) -> str:
-        """The text with as many line ends as what it replaces."""
-        return text + "\n" * (self.source.data[start:end].count(b"\n") - text.count("\n"))
-
-    def expected(self, place: ast.expr, text: str) -> str:
-        """The syntax tree with this expression in the place of another."""
-        new = ast.parse(f"({text})", mode="eval").body
-        return self.source.dump_with(place, new)
-
-    def dump(self, mutant: Mutant) -> str:
-        """The syntax tree of the function with the mistake; "" if it does not compile."""
-        start, end = self.source.whole_lines()
-        rest = self.source.data[mutant.end : end].decode()
-        code = "if 1:\n" * self.source.indented + self.source.data[start : mutant.start].decode() + mutant.text + rest
-        try:
-            tree = syntax_tree(code)
-            compile(tree, "mutant", "exec")
-        except (SyntaxError, ValueError):
-            return ""
-        return next(ast.dump(node) for _, node in functions(tree))
+def _dump(source: Source, mutant: Mutant) -> str:
+    """The syntax tree of the function with the mistake; "" if it does not compile."""
+    start, end = source.whole_lines()
+    rest = source.data[mutant.end : end].decode()
+    code = "if 1:\n" * source.indented + source.data[start : mutant.start].decode() + mutant.text + rest
+    try:
+        tree = syntax_tree(code)
+        compile(tree, "mutant", "exec")
+    except (SyntaxError, ValueError):
+        return ""
+    return next(ast.dump(node) for _, node in functions(tree))
