@@ -9,7 +9,7 @@ from typing import Any
 
 from .adapters import check_jax, check_torch, is_leaf
 from .contracts import mapped
-from .gradcheck import Report, check_layer
+from .gradcheck import check_layer
 from .objects import ObjectPair
 from .runs import name_of
 
@@ -89,7 +89,7 @@ def _checker(function: Any, args: tuple) -> Callable:
     if hasattr(function, "named_parameters"):
         return check_layer
     if hasattr(function, "backward"):
-        return _check_object
+        return lambda layer, *inputs, **options: ObjectPair(layer, inputs, options).check("check")
     got = ", ".join(type(x).__name__ for x in parts[1:])
     raise TypeError(
         "check: expected tensors of PyTorch, arrays of JAX, or an object with forward and backward, got "
@@ -109,7 +109,3 @@ def _libraries(parts: Iterable[Any]) -> set[str]:
     """The names of the packages that define the types of `parts`, or types that these inherit from."""
     types = {kind for x in parts for kind in (x if isinstance(x, type) else type(x)).__mro__}
     return {kind.__module__.partition(".")[0] for kind in types}
-
-
-def _check_object(layer: Any, *inputs: Any, **options: Any) -> Report:
-    return ObjectPair(layer, inputs, options).check("check")

@@ -48,7 +48,8 @@ class ObjectPair(ForeignPair):
         self.layer = copy.deepcopy(layer)
         numbers = self.numbers()
         with suppress(Exception):  # other numbers may raise
-            self._run_once(self.layer, numbers | {n: 0.9 * numbers[n] for n in self.inputs})
+            y, kept = self.run_forward(self.layer, numbers | {n: 0.9 * numbers[n] for n in self.inputs})
+            self.run_backward(self.layer, upstream(y, map(np.ones_like, floating_in("y", y).values())), kept)
         self.parameters = {f"parameter {n}" if n in self.leaves else n: n for n in self.places}
         self.variables |= {n: find(self.layer, path) for n, path in self.parameters.items()}
 
@@ -90,10 +91,6 @@ class ObjectPair(ForeignPair):
         returned = layer.backward(dy, *kept) if self.takes_dy else layer.backward()
         gradients = floating_in("", as_arrays(returned)).values()
         return list(gradients) if self.takes_dy else [dy * g for g in gradients]
-
-    def _run_once(self, layer: Any, arrays: dict[str, Any]) -> None:
-        y, kept = self.run_forward(layer, arrays)
-        self.run_backward(layer, upstream(y, map(np.ones_like, floating_in("y", y).values())), kept)
 
 
 def find(x: Any, path: str) -> Any:

@@ -82,19 +82,16 @@ class CheckedRun:
         self.rules = rules | {"same_bits": rules["same_bits"] and device == CPU}  # a GPU adds in no fixed order
         self.args = [copied(x, device, dtype) for x in args]
         self.kwargs = {key: copied(x, device, dtype) for key, x in kwargs.items()}
-        named = dict(zip(names, self.args, strict=True)) | self.kwargs
+        named = dict(zip(names, self.args, strict=True))
+        self.floating = {name: x for key, value in named.items() for name, x in floating_in(key, value).items()}
+        named |= self.kwargs
         self.given = {name: x for key, value in named.items() for name, x in arrays_in(key, value).items()}
         self.arrays = self.given
-        self.floating = self._floating(self.args)
         self.unchecked: list[str] = []  # the floating-point arrays in tuples, lists and dicts that get no gradient
         self.broken: dict[str, str] = {}  # rules that were found broken on the way to the values, with what is wrong
         self.isolated = False  # whether every pass gets copies of its arrays, because one wrote to them
         self.form: Any = None  # of what the forward returned, where it is not one array
         self.y: Any = None  # the first one: an array, or a tuple of them
-
-    def _floating(self, args: list) -> dict[str, Array]:
-        named = zip(self.names, args, strict=True)
-        return {name: x for key, value in named for name, x in floating_in(key, value).items()}
 
     def arguments(self, changed: Mapping[str, Array]) -> tuple[list, dict[str, Any]]:
         if not changed and not self.isolated:
@@ -230,7 +227,9 @@ class PairRun(CheckedRun):
         _, cache = self.forward()
         returned = self.backward(dy, cache)
         if self.rules["memory"]:
-            _fill_with_nan(returned)
+            for x in returned.values():
+                if is_array(x) and getattr(x.flags, "writeable", True):
+                    x.fill(np.nan)
         try:
             again = self.backward(opposite(dy), cache)
         except Exception as error:
@@ -241,7 +240,10 @@ class PairRun(CheckedRun):
                 raise GradientError(f"when backward is called again with the same cache, {what}") from error
         if self.rules["memory"]:
             with rule("memory"):
-                _expect_no_nan(again)
+                for name, x in again.items():
+                    if np.isnan(to_cpu(x)).any():
+                        said = "shares memory with the cache: writing to it changes the cache"
+                        raise GradientError(f"gradient of {name} {said}")
                 expect_apart(again, {f"gradient of {name} of an earlier call": g for name, g in returned.items()})
         if self.rules["again"]:
             with rule("again"):
@@ -488,19 +490,6 @@ def equal(named: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
 def _expect_apart_from_each_other(named: dict[str, Any]) -> None:
     for i, (name, x) in enumerate(named.items()):
         expect_apart({name: x}, dict(list(named.items())[:i]))
-
-
-def _fill_with_nan(named: dict[str, Any]) -> None:
-    for x in named.values():
-        if is_array(x) and getattr(x.flags, "writeable", True):
-            x.fill(np.nan)
-
-
-def _expect_no_nan(named: dict[str, Any]) -> None:
-    """Raise GradientError for what a second backward returns after the first one's gradients were written to."""
-    for name, x in named.items():
-        if np.isnan(to_cpu(x)).any():
-            raise GradientError(f"gradient of {name} shares memory with the cache: writing to it changes the cache")
 
 
 def argument_names(function: Callable, args: tuple) -> list[str]:

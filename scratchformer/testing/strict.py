@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -458,14 +459,6 @@ def _array(x: Any, dtype: Any = None, copy: bool = True, order: Any = "K", ndmin
     return DeviceArray(np.array(x, dtype, order=order, ndmin=ndmin))
 
 
-def _asarray(x: Any, dtype: Any = None, order: str = "K") -> DeviceArray:
-    return _array(x, dtype, copy=False, order=order)
-
-
-def _ascontiguousarray(x: Any, dtype: Any = None) -> DeviceArray:
-    return _array(x, dtype, copy=False, order="C", ndmin=1)
-
-
 def _build() -> _DeviceLibrary:
     """Build the library from the lists at the top."""
     xp = _DeviceLibrary(_NAME, __doc__)
@@ -476,7 +469,8 @@ def _build() -> _DeviceLibrary:
     names.update({name: _function(name, getattr(np, name), lambda _: ()) for name in _MAKERS.split()})
     names.update({name: _answer(name) for name in _ANSWERS.split()})
     names.update({name: getattr(np, name) for name in _CONSTANTS.split()})
-    names.update(array=_array, asarray=_asarray, ascontiguousarray=_ascontiguousarray, ndarray=DeviceArray)
+    names.update(array=_array, asarray=partial(_array, copy=False), ndarray=DeviceArray)
+    names["ascontiguousarray"] = partial(_array, copy=False, order="C", ndmin=1)
     names["einsum"] = _function("einsum", np.einsum, lambda args: args[1:])
     names["erf"] = _function("erf", special.erf)  # CuPy's is in cupyx.scipy.special; `backend.erf` finds either
     names["linalg"] = _DeviceLibrary(f"{_NAME}.linalg")
