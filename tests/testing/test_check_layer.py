@@ -505,10 +505,3 @@ def test_parameters_that_no_optimizer_would_find(keep):
 
     with pytest.raises(GradientError, match=r"the parameter (w|b) \(3,.*\) is not among named_parameters\(\)"):
         check_layer(Lost(), np.ones((2, 3)))
-
-
-def test_two_parameters_of_one_name():
-    layer = nn.Linear(3, 3)
-    layer.more = {0: nn.Linear(3, 3), "0": nn.Linear(3, 3)}
-    with pytest.raises(ValueError, match=r"more\.0\.w is the name of two parameters"):
-        layer.parameters()
