@@ -169,7 +169,7 @@ ENTRIES = [
     .mistake(
         "resume without Adam's step count",
         file="optim/optimizer.py",
-        replace={"self.steps = steps": "self.steps = 0"},
+        replace={'self.steps = int(state["steps"])': "self.steps = 0"},
         tests="tests/optim",
     ),
     Entry("AdamW").derivation("", adam, optimizer=optim.AdamW, decay="weight_decay"),
