@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..backend import Array, array_module, cast, copy, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_columns, expect_floating, expect_like
 from ..dispatch import backward, operation
 
@@ -11,7 +11,7 @@ from ..dispatch import backward, operation
 def softmax(z: Array) -> tuple[Array, Array]:
     """y_i = exp(z_i) / Z with Z = Σ_j exp(z_j), over the last axis.
 
-    z: (..., V). Returns y of the same shape, whose rows are positive and sum to 1, and the cache, a copy of y.
+    z: (..., V). Returns y of the same shape, whose rows are positive and sum to 1, and the cache, y itself.
 
     Forward, for each row:
 
@@ -43,7 +43,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
         dz_k = y_k (dy_k r − a) where y_k > ½, y_k (dy_k − Σ_i dy_i y_i) elsewhere
         dz = from_others(dz, y)
 
-    The cache keeps only y, since the Jacobian is a function of y. It is a copy, so the caller may change its own y.
+    The cache keeps only y, since the Jacobian is a function of y.
     """
     expect_floating(z=z)
     expect_columns("z", z)
@@ -52,7 +52,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
     y = xp.exp(wide - xp.max(wide, axis=-1, keepdims=True))
     y /= xp.sum(y, axis=-1, keepdims=True)
     y = cast(y, z.dtype)
-    return y, copy(y)
+    return y, y
 
 
 @backward
@@ -76,7 +76,7 @@ def from_others(dz: Array, p: Array) -> Array:
 def log_softmax(z: Array) -> tuple[Array, Array]:
     """y_i = z_i − log Z with Z = Σ_j exp(z_j), over the last axis.
 
-    z: (..., V). Returns y, log-probabilities of the same shape, and the cache, a copy of y.
+    z: (..., V). Returns y, log-probabilities of the same shape, and the cache, y itself.
 
     Forward, for each row:
 
@@ -112,7 +112,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
     shifted = wide - xp.max(wide, axis=-1, keepdims=True)
     y = shifted - log_sum(shifted)
     y = cast(y, z.dtype)
-    return y, copy(y)
+    return y, y
 
 
 @backward

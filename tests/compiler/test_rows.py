@@ -127,16 +127,6 @@ def test_rows_that_do_not_count_change_nothing():
     np.testing.assert_array_equal(gradient, same)
 
 
-@pytest.mark.parametrize("name", ["softmax", "log_softmax", "tanh"])
-def test_the_caller_may_change_the_output(name):
-    x, dy = np.random.default_rng(0).standard_normal((2, 3, 5))
-    with fast():
-        y, cache = getattr(ops, name)(x)
-        expected = getattr(ops, f"{name}_backward")(dy, cache)
-        y[:] = 7
-        np.testing.assert_array_equal(getattr(ops, f"{name}_backward")(dy, cache), expected)
-
-
 def test_arguments_by_name_and_arguments_that_do_not_exist():
     x, gamma, beta = arguments("layernorm", (3, 4), np.float64)
     with fast():

@@ -38,16 +38,6 @@ def test_backward_against_the_whole_jacobian(device, z):
         np.testing.assert_allclose(dz[row], jacobian.T @ dy[row], rtol=1e-10, atol=1e-14)
 
 
-def test_the_caller_may_change_the_output(device):
-    """The cache is a copy, so masking the probabilities in place does not change the gradient."""
-    for op, op_backward in [(ops.softmax, ops.softmax_backward), (ops.log_softmax, ops.log_softmax_backward)]:
-        y, cache = op(to_device(np.array([[1.0, 2.0, 3.0]]), device))
-        dy = to_device(np.array([[1.0, 0.0, 0.0]]), device)
-        before = to_cpu(op_backward(dy, cache))
-        y[...] = 0
-        assert np.array_equal(to_cpu(op_backward(dy, cache)), before)
-
-
 def test_long_rows_are_summed_in_float32_for_float16(device):
     """With 70,000 equal scores the sum of the exponentials overflows float16."""
     z = device.xp.zeros((1, 70_000), dtype=np.float16)
