@@ -44,7 +44,7 @@ def compile(op: Callable, op_backward: Callable, *args: Any, **kwargs: Any) -> t
 
     The loops compute what the equations say, not what the functions do. So both are compared here, with the functions,
     on arguments that are drawn: of several sizes and scales, with each option, other numbers than by default, means of
-    ±1,000 in float32, and NaN. args, kwargs: an example of arguments to compare too, for functions that refuse all that
+    ±1,000 in float32. args, kwargs: an example of arguments to compare too, for functions that refuse all that
     are drawn. The loops do not check arguments as the functions may: `@operation(given=check)` names a function that
     does.
 

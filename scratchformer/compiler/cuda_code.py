@@ -7,8 +7,7 @@ all numbers are one row, all blocks share it. Of a sum over rows a thread keeps 
 block writes a row of its sums, one sum beside another, and these rows are then added up; where rows are added by place,
 a row of threads adds up all rows of a place.
 
-What Numba's loops keep in memory for a later pass is computed again. If a sum over a row overflows in float32, the row
-is computed again in float64.
+What Numba's loops keep in memory for a later pass is computed again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ BITS = "unsigned long long"  # the number at which random bits start
 BITS_AT = "const unsigned long long* __restrict__"  # the address of that number, in a recorded step
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
-WORDS = """T V R REAL PER THREADS ROWS WHOLE Index Vector all auto bool c char const double finite first float found
+WORDS = """T V REAL PER THREADS ROWS WHOLE Index Vector all auto bool c char const double first float found
     int i j k left long new part row short signed this to unsigned void""".split()
 
 
@@ -79,10 +78,10 @@ def listed(parts: Sequence[str], margin: str = "        ") -> str:
 
 class CudaPrinter(Printer):
     calls = {"abs": "fabs", "max": "greater", "min": "lesser", "mod": "modulo", "^": "pow"}  # noqa: RUF012
-    comment, const, end, opens, closes, reserved = "//", "R ", ";", " {", "}", WORDS
+    comment, const, end, opens, closes, reserved = "//", "REAL ", ";", " {", "}", WORDS
     choice, both = "{0} ? {1} : {2}", " && "
     integers = {}  # noqa: RUF012
-    starts = {"sum": "R {} = 0;", "max": "R {} = -infinity();"}  # noqa: RUF012
+    starts = {"sum": "REAL {} = 0;", "max": "REAL {} = -infinity();"}  # noqa: RUF012
     adds = {"sum": "{} += {};", "max": "{0} = greater({0}, {1});"}  # noqa: RUF012
     rounded, infinity = "wide(narrow({}))", "infinity()"
 
@@ -92,7 +91,6 @@ class CudaPrinter(Printer):
         self.kind = "Index" if self.flat else "int"  # of the place in a row
         self.types = dict(zip(self.arrays, types, strict=True))
         self.totals = [name for name, each in plan.sums.items() if each.at is not None]
-        self.again = any(each.sums for each in plan.passes) and not self.totals
         self.stepped = {name for each in plan.passes for name in each.steps}  # the values that have a column
         self.vectors: dict[Node, str] = {}  # the loads of a pass, and their variables
         places = {each.at for each in plan.sums.values() if each.at is not None}
@@ -115,7 +113,7 @@ class CudaPrinter(Printer):
     def lines_of_pieces(self) -> list[str]:
         given, self.depth = self.given(), 0
         with self.block(f"__device__ void piece_of_{self.plan.name}({listed(given)})"):
-            self.row()
+            self.passes()
         self.put("")
         arrays = [array for array in self.arrays.values() if array.axes]
         places = {self.pointer(array): f" + here[{i}]" for i, array in enumerate(arrays, 1)}
@@ -129,37 +127,24 @@ class CudaPrinter(Printer):
 
     def lines(self) -> list[str]:
         plan, given, self.depth = self.plan, self.given(), 0
-        if self.again:
-            places = [f"Index {self.place(axis)}" for axis in self.rows]
-            with self.block(f"template <class R> __device__ bool row_of_{plan.name}({listed([*given, *places])})"):
-                self.put("bool finite = true;")
-                self.passes()
-                self.put("return finite;")
-            self.put("")
         bounds = "__launch_bounds__(THREADS * ROWS, 1024 / (THREADS * ROWS)) " * (not self.totals)
         with self.block(f'extern "C" __global__ void {bounds}{plan.name}_loops({listed(given)})'):
             if self.flat:
-                self.row()
+                self.passes()
             elif self.at:
                 self.by_places()
             else:
                 head = f"for (Index row = {TEAM}; row < {self.count(self.rows)}; row += {TEAMS})"
                 with self.sums_of(), self.block(head):
-                    self.row(given)
+                    self.row_places()
+                    self.passes()
         return self.body
 
-    def row(self, given: Sequence[str] = ()) -> None:
-        """What is computed for a row."""
+    def row_places(self) -> None:
+        """Where a row is along each of its axes."""
         for i, axis in enumerate(self.rows):
             inner = "".join(f" / {self.size(each)}" for each in self.rows[i + 1 :])
             self.put(f"Index {self.place(axis)} = row{inner}{f' % {self.size(axis)}' * bool(i)};")
-        if self.again:
-            call = f"({listed([*(each.split()[-1] for each in given), *map(self.place, self.rows)], ' ' * 16)})"
-            self.put(f"if (!row_of_{self.plan.name}<REAL>{call} && sizeof(REAL) < 8)")
-            self.put(f"    row_of_{self.plan.name}<double>{call};")
-        elif given or self.flat:
-            self.put("typedef REAL R;")
-            self.passes()
 
     def by_places(self) -> None:
         """For each row of the sums: the rows that are added to it, one after another."""
@@ -172,12 +157,13 @@ class CudaPrinter(Printer):
             self.put("unsigned found;  // bits of the rows part ... part + 31")
             with self.block(""):
                 self.put("Index row = part + threadIdx.x % 32;")
-                self.row()
+                self.row_places()
                 self.put(f"found = which(row < {count} && {self.among(axes, self.at)} == to);")
             with self.block("for (int k = 0; k < 32 && found >> k; ++k)"):
                 self.put("if (!(found >> k & 1)) continue;")
                 self.put("Index row = part + k;")
-                self.row(["rows"])
+                self.row_places()
+                self.passes()
 
     def count(self, axes: Sequence[str]) -> str:
         return " * ".join(map(self.size, axes)) or "1"
@@ -228,8 +214,6 @@ class CudaPrinter(Printer):
                 self.put(f"store<V, WHOLE>({self.variable(name)}_to, {self.row_start(node)} + first, columns - first);")
         for name in each.sums:
             self.put(f"{name} = block_{sums[name].function}<THREADS>({name});")
-            if self.again and sums[name].function == "sum":
-                self.put(f"finite = finite && {name} - {name} == 0;")
 
     def head(self, each: Pass) -> str:
         """The head of a loop over the vectors of a row."""
@@ -244,7 +228,7 @@ class CudaPrinter(Printer):
         """What a thread does for a number of its vectors."""
         for node, name in self.vectors.items():
             integer, element = self.types[node[1]] == "Index", f"{name[:-1]}v.at[j]"
-            self.put(f"{'Index' if integer else 'R'} {name} = {self.read(node[1], element)};")
+            self.put(f"{'Index' if integer else 'REAL'} {name} = {self.read(node[1], element)};")
         for name in steps:
             self.step(name)
         if added := (*each.sums, *each.totals):
@@ -316,17 +300,19 @@ class CudaPrinter(Printer):
 
     def expression(self, tree: Node) -> tuple[str, int]:
         if tree[0] in ("num", "number", "size"):
-            return f"R({super().expression(tree)[0]})", ATOM
+            return f"REAL({super().expression(tree)[0]})", ATOM
         return super().expression(tree)
 
     def computed(self, name: str) -> str:
         if self.arrays.get(name) in self.plan.reads:
             return self.text(("load", name, here(self.arrays[name].axes)))
-        return f"R({self.variable(name)})" if name in self.plan.numbers else self.variable(name)
+        return f"REAL({self.variable(name)})" if name in self.plan.numbers else self.variable(name)
 
     def leaf(self, kind: str, parts: list) -> str:
         node = (kind, *parts)
-        return self.load(node) if node in self.vectors and self.types[parts[0]] != "Index" else f"R({self.index(node)})"
+        if node in self.vectors and self.types[parts[0]] != "Index":
+            return self.load(node)
+        return f"REAL({self.index(node)})"
 
     def index(self, tree: Node) -> str:
         if tree[0] == "mod":

@@ -61,10 +61,10 @@ class PiecesTarget:
     def takes(self, dtype: np.dtype, op: Any) -> bool:
         return dtype.name in TYPES
 
-    def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
+    def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], None]:
         wide, text = real(dtype), cache(partial(cuda_source, plan, pieces=True))
 
-        def run(reads: list, numbers: list, writes: list) -> bool:
+        def run(reads: list, numbers: list, writes: list) -> None:
             arrays = [
                 x if isinstance(x, Pieces) else readable(x, array, dtype)
                 for x, array in zip(reads + writes, (*plan.reads, *plan.writes), strict=True)
@@ -81,7 +81,6 @@ class PiecesTarget:
             blocks = min(BLOCKS, -(-max(sizes) // (V * THREADS)))
             given = [x.flat if isinstance(x, Pieces) else x for x in arrays]
             run_kernel((blocks, len(sizes)), (THREADS, 1), (table, *given, *map(wide.type, numbers)))
-            return True
 
         return run
 

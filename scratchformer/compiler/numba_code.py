@@ -17,14 +17,14 @@ from .trees import COLUMN, ROW, Array
 __all__ = ["numba_source"]
 
 BLOCK = 1024  # random integers that are drawn before they are used
-RESERVED = """R np c rows columns finite read narrow plus column_of maximum_of_row greater lesser
+RESERVED = """R np c rows columns read narrow plus column_of maximum_of_row greater lesser
     words place first drawn draw i sqrt floor abs max min exp log log1p tanh erf sin cos range""".split()
 
 
 def numba_source(plan: Plan) -> str:
     """The source of a function of the arrays that the plan reads, its numbers and the arrays that it writes.
 
-    Numbers are of the type R in which the loops compute. The function returns 0, or NaN if a sum was not finite.
+    Numbers are of the type R in which the loops compute.
     """
     return "\n".join(NumbaPrinter(plan).lines()) + "\n"
 
@@ -52,14 +52,13 @@ class NumbaPrinter(Printer):
         yield f"def {plan.name}({self.arguments()}):"
         axes = (axis for array in self.arrays.values() if array.kind != "bits" for axis in array.axes)
         yield from (self.find_size(axis) for axis in dict.fromkeys(axes) if axis != HALF)
-        yield "    finite = R(0)"
         yield from (f"    row_{self.variable(name)} = np.empty(columns, R)" for name in self.kept)
         if self.bits:
             yield f"    words = np.empty({BLOCK // 4 + bool(self.outer)}, np.uint64)"
         for i, axis in enumerate(self.outer):
             yield f"{self.indent * (i + 1)}for {self.place(axis)} in range({self.size(axis)}):"
         yield from (f"{self.indent * self.depth}{name} = {held}" for name, held in self.of_row.items())
-        yield from (*self.body, "    return finite")
+        yield from self.body
 
     def loop(self, each: Pass) -> None:
         sums, values = self.plan.sums, self.plan.values
@@ -82,9 +81,6 @@ class NumbaPrinter(Printer):
                 self.waits = True
                 self.steps(each, looped)
                 self.waits, self.shared = False, {}
-        for name in each.sums:
-            if sums[name].function == "sum":
-                self.put(f"finite += R(0) * {name}")
 
     @contextmanager
     def blocks(self) -> Iterator[None]:

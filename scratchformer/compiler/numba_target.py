@@ -27,14 +27,14 @@ class NumbaTarget:
         native = dtype in (np.float32, np.float64)
         return dtype.name == "bfloat16" or (native and op is not ops.add)  # which NumPy computes as fast by itself
 
-    def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
+    def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], None]:
         wide = np.float64 if dtype == np.float64 else np.float32
         function = loops(numba_source(plan), plan.name, wide, plan.in_place)
 
         drawn = [i for i, array in enumerate(plan.reads) if array.kind == "bits"]
         half, scalars = dtype.kind == "V", [i for i, array in enumerate(plan.reads) if not array.axes]
 
-        def run(reads: list, numbers: list, writes: list) -> bool:
+        def run(reads: list, numbers: list, writes: list) -> None:
             for i in drawn:
                 reads[i] = reads[i].start
             for i in scalars:
@@ -44,7 +44,7 @@ class NumbaTarget:
                     [as_bits(x) if type(x) is np.ndarray else x for x in reads],
                     [as_bits(x) for x in writes],
                 )
-            return function(*reads, *map(wide, numbers), *writes) == 0
+            function(*reads, *map(wide, numbers), *writes)
 
         return run
 

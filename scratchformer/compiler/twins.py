@@ -56,9 +56,9 @@ class Target(Protocol):
     def takes(self, dtype: np.dtype, op: Any) -> bool:
         """Whether the loops of an operation can compute with arrays of this type, and are faster than the reference."""
 
-    def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
+    def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], None]:
         """A function that runs the loops of a plan on arrays of this type: those that it reads, its numbers, and those
-        that it writes. It returns False if a sum was not finite, and may leave that unnoticed.
+        that it writes.
         """
 
 
@@ -109,7 +109,7 @@ class CompiledTwin:
         self.call = lru_cache(CALLS)(self.make_call)
         self.asked: tuple[tuple, Any] = NOTHING  # the arguments of the latest `fits`, and its call
 
-    def loops_of(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
+    def loops_of(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], None]:
         """The loops of a plan, which are made when they are first asked for."""
         key = id(plan), dtype
         if key not in self.loops:
@@ -244,36 +244,32 @@ class CompiledTwin:
             elif not call.has_integers:
                 call.checked = call.numbers_of(values)
         try:
-            results, finite = call.forward(values)
+            results = call.forward(values)
         except IndexError:  # the function may take other integers, such as one that marks padding
-            finite = False
-        if not finite:
             return self.op.reference(*args)
         if call.pair.backward is None:
             return None
         y = results[0]
         y = y.astype(call.shape.dtype) if y.ndim and y.dtype != call.shape.dtype else y
-        kept = {name: values[name] for name in call.kept}
-        if self.derivation.output in kept:  # a caller may change its y
-            kept[self.derivation.output] = y.copy()
-        return y, Kept(call, kept)
+        values[self.derivation.output] = y
+        return y, Kept(call, {name: values[name] for name in call.kept})
 
     def backward(self, dy: Any, kept: Any, out: Any = None, into: Sequence[Any] = (), plus: Any = None) -> Any:
         """The gradients. out: an array to which the only gradient, a sum over rows, is added. into, plus: see
         `dispatch.Operation.add_twin`.
         """
-        if type(kept) is not Kept:  # but the reference's cache, since a sum of the forward was not finite
+        if type(kept) is not Kept:  # but the reference's cache, since the loops cannot take the integers
             assert self.op_backward is not None
             return self.op_backward.reference(*((dy, kept) if out is None else (dy, kept, out)))
         call, values = kept
         values = {**values, self.derivation.gradient: dy}
         given = dict(enumerate(into, start=1)) if out is None else {0: out}
         if plus is None or call.plus is None:
-            results, _ = call.backward(values, given)
+            results = call.backward(values, given)
             results[0] = results[0] if plus is None else results[0] + plus
         else:
             expect_like(PLUS, plus, call.plus.shape_of_first)
-            results, _ = call.plus({**values, PLUS: plus}, given)
+            results = call.plus({**values, PLUS: plus}, given)
         for i in call.summed - given.keys():
             results[i] = results[i].astype(call.shape.dtype)
         return results[0] if len(results) == 1 else tuple(results)
@@ -323,8 +319,8 @@ class PlannedCall:
 
 
 class PlanRun:
-    """A plan for arrays of certain shapes: called with values by name, it gives its results, and whether all sums were
-    finite. It adds to the values what the loops wrote.
+    """A plan for arrays of certain shapes: called with values by name, it gives its results. It adds to the values what
+    the loops wrote.
 
     given: the plan whose axes are those of the values, if this one has them in another order.
     """
@@ -375,7 +371,7 @@ class PlanRun:
             self.orders[order].rows = []  # it is in order
         return self.orders[order]
 
-    def __call__(self, values: dict[str, Any], into: Mapping[int, Any] = {}) -> tuple[list, bool]:
+    def __call__(self, values: dict[str, Any], into: Mapping[int, Any] = {}) -> list:
         """into: arrays to which results are added, instead of new ones, by the place of the result."""
         if len(self.rows) > 1 and (run := self.in_order_of_memory(values)) is not self:
             return run(values, into)
@@ -401,7 +397,7 @@ class PlanRun:
                 x = make(whole, dtype)
             values[name] = x if order is None else x.transpose(order)
             writes.append(x if size is None or x.shape == size else x.reshape(size))
-        finite = self.loops(reads, [values[name] for name in plan.numbers], writes)
+        self.loops(reads, [values[name] for name in plan.numbers], writes)
         for name, tree in self.tail:
             values[name] = values[tree[1]] if tree[0] == "sum" else evaluate(tree, values, self.shape, xp)
         results = [values[name] for name in plan.results]
@@ -409,7 +405,7 @@ class PlanRun:
             if results[i] is not x:
                 x += results[i]
                 results[i] = x
-        return results, finite
+        return results
 
 
 def without_half(axes: tuple[str, ...]) -> tuple[str, ...]:

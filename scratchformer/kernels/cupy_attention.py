@@ -115,8 +115,7 @@ def attention_backward(dy: Array, cache: tuple) -> tuple[Array, Array, Array]:
     G, S = k.shape[1:3]
     dy, dq = by_heads(dy, G == q.shape[1]), cupy.empty(q.shape, q.dtype)
     dk, dv = (cupy.empty(k.shape, real(k.dtype)) for _ in range(2))
-    of_q, of_v, of_dy, of_dq, of_dk, of_dv = (matrices(x, G) for x in (q, v, dy, dq, dk, dv))
-    of_k = matrices(cupy.nan_to_num(k), G)  # 0 · NaN is NaN, and da is 0 where a query may not see the key
+    of_q, of_k, of_v, of_dy, of_dq, of_dk, of_dv = (matrices(x, G) for x in (q, k, v, dy, dq, dk, dv))
     written = False
     for part, p in reversed(done):  # with `Causal` the last part has all keys
         _, rows, keys = part

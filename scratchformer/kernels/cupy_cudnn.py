@@ -1,7 +1,7 @@
 """Attention in half precision on a GPU, by the fused kernels of cuDNN, from NVIDIA's nvidia-cudnn-frontend.
 
 Scores and probabilities stay in the registers of the processors. The backward computes the probabilities again, from
-log Σ_s exp(z_hts), which the forward keeps. A NaN in a key may reach queries that may not see it.
+log Σ_s exp(z_hts), which the forward keeps.
 """
 
 from __future__ import annotations

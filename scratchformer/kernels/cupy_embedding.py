@@ -22,8 +22,7 @@ def embedding(ids: Array, table: Array) -> tuple[Array, tuple]:
     """As `ops.embedding`; only the backward differs.
 
     On a GPU many threads would add to the same row. With atomic additions the order, and so the last bits, would change
-    from run to run. For a small table the sum is computed as the product of dy with a one-hot matrix. (Since 0 · NaN is
-    NaN, a dy that is not finite then reaches all rows.)
+    from run to run. For a small table the sum is computed as the product of dy with a one-hot matrix.
 
     For a large one the ids are sorted first. The place of an id is the number of ids that are smaller, or equal and
     earlier. That is N² comparisons, which are cheap for the N of a batch. The rows of dy with the same id are now

@@ -70,9 +70,8 @@ def relative_attention_backward(dy: Array, cache: tuple) -> tuple[Array, Array, 
     da = softmax("softmax_backward", (scores(of_dy, of_v), p), table, (0, slice(0, T), slice(0, S)), qu)
     db = padded((H, B * T, S + T - 1), da.dtype, cupy.zeros)
     shifted(db, B)[...] = da.reshape(B, H, T, S)
-    # 0 · NaN is NaN, and da is 0 where a query may not see the key, db where none is at the distance
-    dqu = product(da, cupy.nan_to_num(of_k), cupy.empty((B * H, T, D), wide)).reshape(qu.shape)
-    dqw = product(db, cupy.nan_to_num(r), cupy.empty((H, B * T, D), wide)).reshape(qw.shape).swapaxes(0, 1)
+    dqu = product(da, of_k, cupy.empty((B * H, T, D), wide)).reshape(qu.shape)
+    dqw = product(db, r, cupy.empty((H, B * T, D), wide)).reshape(qw.shape).swapaxes(0, 1)
     dk, dv = (cupy.empty((B, H, S, D), wide) for _ in range(2))
     product(da.swapaxes(1, 2), matrices(qu, H), matrices(dk, H))
     product(p.swapaxes(1, 2), of_dy, matrices(dv, H))

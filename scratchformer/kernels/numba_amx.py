@@ -212,7 +212,6 @@ def forward(
     a, e = np.zeros((SIDE, S + SIDE), np.float32), np.zeros((SIDE, S + 2 * SIDE), np.uint16)
     rows, tile = np.zeros((SIDE, SIDE), np.float32), np.zeros((SIDE, SIDE), np.float32)
     sums, inverse = np.zeros((SIDE, D), np.float32), np.zeros(SIDE, np.float32)
-    begins = np.zeros((1, D), np.float32)
     configure(NARROW if D == SIDE else WIDE)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
@@ -221,7 +220,6 @@ def forward(
             if h * G % H == 0:
                 transpose_pairs(k, b, g, rows, tile, keys)
                 pair_rows(v, b, g, values)
-                zero_or_nan(v[b, g], begins)
             for t in range(0, T, SIDE):
                 first, last = span(begin, end, pattern, t, SIDE, 0, S)
                 left, right = first // BLOCK * BLOCK, up(last, BLOCK)
@@ -253,8 +251,6 @@ def forward(
                         add_tiles(2, 6, 7)
                     store_tile(2, sums, (0, d))
                 for i in range(SIDE):
-                    for d in range(0, D, LANES):
-                        store(sums, (i, d), load(sums, (i, d)) + load(begins, (0, d)))
                     write_row(sums, i, inverse[i], y, b, h, t + i)
     release()
 
@@ -267,16 +263,6 @@ def exponentials(a: Any, e: Any, i: Any, left: Any, right: Any, scale: Any, m: A
         store_near(e, (i, s), one)
         terms = terms + one
     return total(terms)
-
-
-@vectorised
-def zero_or_nan(x: Any, to: Any) -> None:
-    """Σ_s (x_sd − x_sd): 0, or NaN for a column that has NaN or infinity."""
-    for d in range(0, x.shape[1], LANES):
-        terms = filled(to, 0.0)
-        for s in range(x.shape[0]):
-            terms = terms + (load(x, (s, d)) - load(x, (s, d)))
-        store(to, (0, d), terms)
 
 
 @vectorised
@@ -349,7 +335,6 @@ def backward(
                 transpose_pairs(k, b, g, rows, tile, keys)
                 transpose_pairs(v, b, g, rows, tile, values)
                 pair_rows(k, b, g, key_pairs)
-                clear_unless_finite(key_pairs)
                 for d in range(D):
                     fill(sum_dk, d, 0, S, 0)
                     fill(sum_dv, d, 0, S, 0)
@@ -369,8 +354,6 @@ def backward(
                             start, stop = min(begin[pattern, t + i] - s, BLOCK), max(end[pattern, t + i] - s, 0)
                             fill(a, i, 0, start, -np.inf)
                             fill(a, i, stop, BLOCK, -np.inf)
-                            fill(dp, i, 0, start, 0)  # where it overflowed, p dp would be NaN
-                            fill(dp, i, stop, BLOCK, 0)
                     for i in range(0, BLOCK, 2):
                         gradients(a, dp, i, scale, maximum, log_sum, b, h, t + i, delta, dz, dz_pairs, p_pairs)
                     for d in range(0, D, SIDE):
@@ -438,16 +421,6 @@ def gradients(
         store_pairs(dz_pairs, (i // 2, s), one, two)
         store_near(dz, (i, s), one)
         store_near(dz, (i + 1, s), two)
-
-
-@vectorised
-def clear_unless_finite(pairs: Any) -> None:
-    for i in range(pairs.shape[0]):
-        for j in range(pairs.shape[1]):
-            if pairs[i, j] & np.uint32(0x7F80) == np.uint32(0x7F80):
-                pairs[i, j] &= np.uint32(0xFFFF0000)
-            if pairs[i, j] & np.uint32(0x7F800000) == np.uint32(0x7F800000):
-                pairs[i, j] &= np.uint32(0xFFFF)
 
 
 @vectorised

@@ -17,7 +17,7 @@ from .. import ops
 from ..ops.attention import check_attention
 from ..ops.patterns import Full, Pattern
 from . import numba_amx
-from .numba_amx import dot, zero_or_nan
+from .numba_amx import dot
 from .numba_rows import aligned, fill, span, up, write_row
 from .numba_vectors import (
     COLUMNS,
@@ -105,12 +105,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
         return dq, dk, dv
 
-    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped. What a query
-    does not see is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not
-    see it, except the dk and dv of keys in the same tile. NaN in v can, as in the reference: since tiles are skipped,
-    the sums for y begin at Σ_s (v_gsd − v_gsd), which is 0 or NaN. In dq, NaN and infinity in k are replaced by 0:
-    where a query sees such a key, its dz is NaN anyway. A score overflows from 2.3e38 on, since a is 1.44 times as
-    large.
+    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped. In the
+    others, the scores of keys that a query does not see are overwritten with −∞.
 
     bfloat16 is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
     processors with AMX, `numba_amx` takes bfloat16 arrays if T and S are multiples of 32, or at least 128. It also
@@ -191,7 +187,7 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
     long = up(S, KEYS) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
     keys, values = aligned(D, long, shift), aligned(long, D, shift)
     query_rows, queries = aligned(COLUMNS, D, shift), aligned(D, COLUMNS, shift)
-    e, sums, begins = aligned(KEYS, COLUMNS, shift), aligned(COLUMNS, D, shift), aligned(1, D, shift)
+    e, sums = aligned(KEYS, COLUMNS, shift), aligned(COLUMNS, D, shift)
     lowest = np.finfo(shift.dtype).min
     m, l, factor = np.zeros(COLUMNS, shift.dtype), np.zeros(COLUMNS, shift.dtype), np.zeros(COLUMNS, shift.dtype)
     for b in range(B):
@@ -202,7 +198,6 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                 read_rows(k[b, g], values)
                 transpose(values, keys)
                 read_rows(v[b, g], values)
-                zero_or_nan(values, begins)
             for t in range(0, T, COLUMNS):
                 height = min(COLUMNS, T - t)
                 # u_htd = q_htd/(√D log(2))
@@ -211,12 +206,10 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                 transpose(query_rows, queries)
                 first, last, _, _ = interval(begin, end, pattern, t, 0, S)
                 m[:], l[:] = lowest, 0
-                for i in range(COLUMNS):
-                    for d in range(0, D, LANES):
-                        store(sums, (i, d), load(begins, (0, d)))
+                clear(sums)
                 for s in range(first // KEYS * KEYS, last, KEYS):
                     # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
-                    top, bottom, _, _ = scores(e, keys, queries, 0, begin, end, pattern, t, s)
+                    top, bottom = scores(e, keys, queries, 0, begin, end, pattern, t, s)
                     # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
                     # r_ht := 1/Σ_s e_hts
                     for i in range(0, COLUMNS, LANES):
@@ -243,14 +236,14 @@ def scores(e: Any, keys: Any, queries: Any, i: Any, begin: Any, end: Any, patter
     """Write a to e, or −∞ where a query does not see a key. Forward and backward get the same numbers, bit for bit.
 
     The rows of e are KEYS keys from s on. Its columns are COLUMNS queries from t on, which `queries` has from i on.
-    Returns the first row that was written and the one after the last, and the same for the rows that all queries see.
+    Returns the first row that was written and the one after the last.
     """
     first, last, start, stop = interval(begin, end, pattern, t, s, KEYS)
     top, bottom = first // TALL * TALL, up(last, TALL)
     for x in range(top, bottom, ROWS):
         product(e, x, 0, keys.T, s + x, queries, i, 0, len(keys))
-    hide(e, top, bottom, start, stop, begin, end, pattern, t, s, -np.inf)
-    return top, bottom, start, stop
+    hide(e, top, bottom, start, stop, begin, end, pattern, t, s)
+    return top, bottom
 
 
 @vectorised
@@ -278,7 +271,6 @@ def backward(
                 transpose(key_rows, values)
                 read_rows(k[b, g], key_rows)
                 transpose(key_rows, keys)
-                make_finite(key_rows)
                 clear(sum_dk)
                 clear(sum_dv)
             for t in range(0, T, QUERIES):
@@ -302,12 +294,11 @@ def backward(
                     for i in range(0, height, COLUMNS):
                         # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
                         # dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
-                        top, bottom, start, stop = scores(e, keys, queries, i, begin, end, pattern, t + i, s)
+                        top, bottom = scores(e, keys, queries, i, begin, end, pattern, t + i, s)
                         for x in range(top, bottom, ROWS):
                             product(dz, x, 0, values.T, s + x, outputs, i, 0, D)
                         for j in range(0, COLUMNS, LANES):
                             scores_to_gradients(e, dz, j, top, bottom, load(m, (i + j,)), load(delta, (i + j,)))
-                        hide(dz, top, bottom, start, stop, begin, end, pattern, t + i, s, 0)
                         # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
                         for r in range(0, COLUMNS, TALL):
                             add_rows(sum_dq, i + r, dz.T, r, key_rows[s:], top, bottom)
@@ -350,16 +341,16 @@ def interval(begin: Any, end: Any, pattern: Any, t: Any, s: Any, width: Any) -> 
 
 @vectorised
 def hide(
-    x: Any, top: Any, bottom: Any, start: Any, stop: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any, value: Any
-) -> None:
-    """Overwrite what COLUMNS queries from t on, columns of x, do not see of the keys from s + top to before s + bottom.
+    x: Any, top: Any, bottom: Any, start: Any, stop: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any
+) -> None:  # fmt: skip
+    """Write −∞ where COLUMNS queries from t on, columns of x, do not see the keys from s + top to before s + bottom.
 
     All of them see the keys from s + start to before s + stop.
     """
     for first, last in (top, min(start, bottom)), (max(stop, top), bottom):
         for r in range(first, last):
             for i in range(0, COLUMNS, LANES):
-                store(x, (r, i), where_inside(begin, end, (pattern, t + i), s + r, load(x, (r, i)), value))
+                store(x, (r, i), where_inside(begin, end, (pattern, t + i), s + r, load(x, (r, i)), -np.inf))
 
 
 @vectorised
@@ -380,14 +371,6 @@ def transpose(x: Any, to: Any) -> None:
     for s in range(0, x.shape[0], LANES):
         for d in range(0, x.shape[1], LANES):
             transpose_tile(x, s, d, to, d, s)
-
-
-@vectorised
-def make_finite(x: Any) -> None:
-    for i in range(x.shape[0]):
-        for d in range(x.shape[1]):
-            if x[i, d] - x[i, d] != 0:  # NaN − NaN and ∞ − ∞ are NaN
-                x[i, d] = 0
 
 
 @vectorised

@@ -42,7 +42,7 @@ from .numba_linear import affine
 from .numba_math import alike, erf, exp, narrow, read
 from .numba_multiply import copy, means, multiply, multiply_rows, multiply_transposed, times, times_parts, width
 from .numba_quantized import VNNI, arrays_of, multiply_quantized
-from .numba_rows import centre, inverse_root, up
+from .numba_rows import centre, up
 from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
 from .numpy_extend import CROSS, angles_at, parts_of
 
@@ -370,7 +370,7 @@ def normalise(x: Any, norm: Any, y: Any) -> None:
     else:
         for c in range(x.size):
             squares = plus(squares, x[c] * x[c])
-    rstd = inverse_root(squares, x, first, mean, np.float32(eps))
+    rstd = np.float32(1) / np.sqrt(squares / np.float32(x.size) + np.float32(eps))
     for c in range(x.size):
         y[c] = ((x[c] - first) - mean) * rstd * read(gamma[c])
     shift(y, beta)

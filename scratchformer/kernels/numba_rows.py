@@ -61,32 +61,10 @@ def centre(x: Any) -> Any:
     for c in range(x.size):
         mean = plus(mean, read(x[c]) - first)
     mean = mean / width
-    if abs(mean) == np.inf:  # the sum has overflowed, but the mean need not
-        mean = constant(0.0, first)
-        for c in range(x.size):
-            mean += (read(x[c]) - first) / width
     for c in range(x.size):
         centred = (read(x[c]) - first) - mean
         squares = plus(squares, centred * centred)
     return first, mean, squares
-
-
-@vectorised
-def inverse_root(squares: Any, x: Any, first: Any, mean: Any, eps: Any) -> Any:
-    """1/√(1/C Σ_c ((x_c − first) − mean)² + eps) for a row x (C,), where `squares` is the sum.
-
-    If it overflowed, it is computed again from numbers divided by the largest: 1/∞ would be 0.
-    """
-    scale, width = constant(1.0, squares), constant(x.size, squares)
-    if squares == np.inf:
-        top = squares = constant(0.0, squares)
-        for c in range(x.size):
-            top = max(top, abs((read(x[c]) - first) - mean))
-        scale = scale / top if top < np.inf else scale
-        for c in range(x.size):
-            centred = ((read(x[c]) - first) - mean) * scale
-            squares += centred * centred
-    return scale / np.sqrt(squares / width + eps * scale * scale)
 
 
 @vectorised

@@ -33,13 +33,6 @@ class Strip(NamedTuple):
     forbidden: list[tuple[slice, np.ndarray]]  # columns, counted from the start of the run, and 0 or −∞ to add to z
     first: bool  # whether no earlier run has any of its rows
 
-    def allows_any(self) -> np.ndarray | bool:
-        """(..., rows): whether a row may see any of the columns."""
-        columns = len(range(self.columns.start, self.columns.stop, self.columns.step or 1))
-        if sum(part.stop - part.start for part, _ in self.forbidden) < columns:
-            return True
-        return np.any([(minus_infinity == 0).any(axis=-1) for _, minus_infinity in self.forbidden], axis=0)
-
 
 def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Strip]:
     """The runs of sequence b: the pieces of the pattern, with neighbours joined up to WIDTH columns."""
@@ -67,19 +60,10 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Stri
     return runs
 
 
-def forbid(z: np.ndarray, run: Strip, finite: bool) -> None:
-    """Set the forbidden scores z (..., rows, columns) of a run to −∞. finite: whether z is known to have no NaN."""
-    if finite:
-        for within, minus_infinity in run.forbidden:
-            z[..., within] += minus_infinity
-    else:
-        overwrite(z, run, -np.inf)
-
-
-def overwrite(x: np.ndarray, run: Strip, value: float) -> None:
-    """Replace what is forbidden in x (..., rows, columns), even NaN, by a value. This takes longer than adding −∞."""
+def forbid(z: np.ndarray, run: Strip) -> None:
+    """Set the forbidden scores z (..., rows, columns) of a run to −∞."""
     for within, minus_infinity in run.forbidden:
-        np.copyto(x[..., within], value, where=minus_infinity < 0)
+        z[..., within] += minus_infinity
 
 
 Group = tuple[tuple[slice, slice], list[Strip]]  # what is processed together, of (B, H), and its runs
@@ -193,30 +177,17 @@ def largest_norm(x: np.ndarray) -> float:
     return math.sqrt(float(np.vecdot(x, x).max(initial=0)))
 
 
-def finite_squares(*arrays: np.ndarray) -> bool:
-    """Whether the squares of the numbers of each array have a finite sum. Then products of their rows are finite."""
-    return all(math.isfinite(np.vdot(x, x)) for x in arrays)
-
-
-def zero_or_nan(values: np.ndarray) -> np.ndarray:
-    """Σ_s 0 v_sd, (..., 1, D), for values (..., S, D): 0, or NaN for a column that has NaN or infinity."""
-    return (0 * values).sum(axis=-2, keepdims=True)
-
-
-def row_maxima(scores: Callable[[Strip], np.ndarray], top: np.ndarray, runs: list[Strip], finite: bool) -> None:
+def row_maxima(scores: Callable[[Strip], np.ndarray], top: np.ndarray, runs: list[Strip]) -> None:
     """Write to top (..., T) the largest allowed score of each row, or 0 if it is within ±SAFE or nothing is allowed.
 
-    (So large scores of other rows, or of keys that a row may not see, do not change what is subtracted from it.) If all
-    allowed scores are −∞, top is −∞ too, and subtracting it gives NaN, as in the reference.
+    (So large scores of other rows, or of keys that a row may not see, do not change what is subtracted from it.)
     """
     top[...] = -np.inf
-    blind = np.ones(top.shape, bool)  # rows for which nothing is allowed
     for run in runs:
         z = scores(run)
-        forbid(z, run, finite)
+        forbid(z, run)
         np.maximum(top[..., run.rows], z.max(axis=-1), out=top[..., run.rows])
-        blind[..., run.rows] &= ~np.asarray(run.allows_any())
-    top[(np.abs(top) <= SAFE) | blind] = 0
+    top[(np.abs(top) <= SAFE) | (top == -np.inf)] = 0
 
 
 def accepted(check: Callable, *args: Any) -> bool:
@@ -304,14 +275,6 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. The queries
     then have one more axis, (B, G, H/G, T, D). For dk and dv the rows of a group are stacked, one head after another.
 
-    What is not finite. NaN or infinity in a key may affect the queries that see it, but not the others in the same
-    tile. Then the bound on the scores is not finite, and forbidden scores are overwritten with −∞, since adding −∞ to
-    NaN gives NaN. For dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but 0·NaN is NaN, and a query
-    that sees the key has NaN in its dz anyway. The same holds for q and dk. If dp − δ is not known to be finite,
-    forbidden dz are overwritten with 0. NaN or infinity in a value reaches all queries, since it is multiplied by 0;
-    where tiles are skipped, Σ_s 0 v_gsd is added to y, which is 0 or NaN. If m is 0, e may be as large as exp(60), so
-    e v overflows for values from 1e12 on.
-
     The cache keeps q, k, v, y (which a caller must not change before backward), m and log l for each row, and the
     bounds, where the reference keeps T S probabilities for each head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not
@@ -343,11 +306,10 @@ def attend(
     y: np.ndarray, shift: np.ndarray, log_sum: np.ndarray,
 ) -> None:  # fmt: skip
     """Write y, m and log l of a group. values: with a column of ones. bound: on the scores."""
-    T, S, finite = queries.shape[-2], keys.shape[-2], math.isfinite(bound)
     if not bound <= FINE:
         queries, keys = np.ascontiguousarray(queries), np.ascontiguousarray(keys)
     if not bound <= SAFE:
-        row_maxima(partial(scores, queries, keys), shift, runs, finite)
+        row_maxima(partial(scores, queries, keys), shift, runs)
     if SAFE < bound <= FINE:
         queries, keys = with_column(queries, -shift), with_column(keys, 1)
     total = np.zeros((*y.shape[:-1], values.shape[-1]), y.dtype)  # [y l, l]
@@ -355,15 +317,12 @@ def attend(
         z = scores(queries, keys, run)
         if not bound <= FINE:
             z -= shift[..., run.rows, None]
-        forbid(z, run, finite)
+        forbid(z, run)
         np.exp(z, out=z)
         add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
     sums = total[..., -1]
     seen = sums != 0
     np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y)
-    pairs = sum(len(range(*run.rows.indices(T))) * len(range(*run.columns.indices(S))) for run in runs)
-    if pairs < T * S and not finite_squares(values):
-        y += zero_or_nan(values[..., :-1])
     log_sum[...] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(y.dtype).max)
 
 
@@ -382,7 +341,7 @@ def probabilities_of(
         p = scores(queries, keys, run)
         for x in after:
             p -= x[..., run.rows, None]
-        forbid(p, run, math.isfinite(bound))
+        forbid(p, run)
         return np.exp(p, out=p)
 
     return probabilities
@@ -407,17 +366,12 @@ def attention_backward(dy: np.ndarray, cache: tuple[Any, ...]) -> tuple[np.ndarr
         probabilities = probabilities_of(products, queries, keys, bound, *statistics)
         delta = np.vecdot(output, y_part)
         output_delta = with_column(output, -delta)
-        bounded = finite_squares(output_delta, values_one)
-        if not math.isfinite(bound):
-            queries, keys = np.nan_to_num(queries), np.nan_to_num(keys)
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
             p = probabilities(run)
             sum_dv[columns] += product_of_rows(p, output[rows])
             dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
             dz *= p
-            if not bounded:
-                overwrite(dz, run, 0)
             add_product(dz, keys[columns], sum_dq[rows], run.first)
             sum_dk[columns] += product_of_rows(dz, queries[rows])
         np.multiply(sum_dq, scale, out=dq_part)

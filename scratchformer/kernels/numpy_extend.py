@@ -95,29 +95,19 @@ def normalise(x: np.ndarray, norm: Any) -> np.ndarray:
 
 
 def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
-    """√(1/C Σ_c x_c² + eps) for each row of x (..., C). If squares overflow, rows are first divided by their largest
-    number.
-    """
-    with np.errstate(over="ignore"):
-        squares = np.vecdot(x, x)
-    if squares.max(initial=0) < np.inf:
-        return np.sqrt(squares / x.shape[-1] + eps)
-    size = abs(x).max(axis=-1).clip(1, np.finfo(x.dtype).max)
-    x = x / size[..., None]
-    return size * np.sqrt(np.vecdot(x, x) / x.shape[-1] + eps / size / size)
+    """√(1/C Σ_c x_c² + eps) for each row of x (..., C)."""
+    return np.sqrt(np.vecdot(x, x) / x.shape[-1] + eps)
 
 
 def normalised(x: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """x̂ (..., C) and 1/σ (..., 1) of the rows of x (..., C)."""
     C = x.shape[-1]
-    share = 2.0 ** -C.bit_length()  # as in `ops.layernorm`
-    shares = np.full(C, share, x.dtype)
-    mean = x @ shares
-    mean /= C * share
+    ones = np.ones(C, x.dtype)
+    mean = x @ ones / C
     xhat = x - mean[..., None]
     sigma = root_mean_square(xhat, eps)
     if (np.abs(mean) > sigma).any():  # then the rounding of the mean counts
-        xhat -= (xhat @ shares / (C * share))[..., None]
+        xhat -= (xhat @ ones / C)[..., None]
         sigma = root_mean_square(xhat, eps)
     rstd = 1 / sigma[..., None]
     xhat *= rstd

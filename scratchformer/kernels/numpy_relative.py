@@ -21,11 +21,9 @@ from .numpy_attention import (
     accepted,
     add_product,
     attend,
-    finite_squares,
     groups,
     heads_inside,
     largest_norm,
-    overwrite,
     probabilities_of,
     products,
     with_column,
@@ -140,7 +138,6 @@ def relative_attention(
         np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
         return dq, dk, dv, dr, du, dw
 
-    What is not finite, here also among the vectors of distances, is treated as in `numpy_attention`.
     The cache keeps the arguments, y, m and log l, where the reference keeps T S probabilities for each head.
     """
     arrays, pattern = (q, k, v, r, content_bias, position_bias), pattern or Full()
@@ -178,9 +175,6 @@ def relative_attention_backward(dy: np.ndarray, cache: tuple[Any, ...]) -> tuple
         statistics = shift[part], log_sum[part]
         probabilities = probabilities_of(partial(scores, position, vectors, T), content, keys, bound, *statistics)
         output_delta = with_column(output, -np.vecdot(output, y[part]))
-        bounded = finite_squares(output_delta, values_one)
-        if not math.isfinite(bound):
-            content, keys, position, vectors = map(np.nan_to_num, (content, keys, position, vectors))
         sum_dqu, sum_dqw, sum_dk, sum_dv = (np.zeros_like(x) for x in (output, output, keys, keys))
         for run in runs:
             rows, columns, near = ((..., s, slice(None)) for s in (run.rows, run.columns, distances(run, T)))
@@ -188,8 +182,6 @@ def relative_attention_backward(dy: np.ndarray, cache: tuple[Any, ...]) -> tuple
             sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
             da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
             da *= p
-            if not bounded:
-                overwrite(da, run, 0)
             db = np.zeros((*da.shape[:-1], sum(da.shape[-2:]) - 1), da.dtype)
             shifted(db)[...] = da
             add_product(da, keys[columns], sum_dqu[rows], run.first)

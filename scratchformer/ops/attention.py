@@ -47,12 +47,9 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses key head ⌊h/(H/G)⌋, so each group of H/G
     neighbouring query heads shares its keys and values, which are not repeated in memory. With G = H every query head
     has its own, with G = 1 all share one. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
-    cache. If a query may see no key, its output and its gradient are 0. NaN in a query or a key, or a score that
-    overflows, reaches only what the pattern connects: the y and dq of queries that may see the key, and from them the
-    dk and dv of keys that they may see. (Twins may pass it on to the dk and dv of other keys.) A query all of whose
-    scores are −∞ gets NaN. Values must be finite even where no query may see them (padding), since they are multiplied
-    by 0: NaN in a value reaches y, and may reach dq, of all queries of its heads. Raises ValueError if shapes do not
-    fit, TypeError if `pattern` is not a Pattern.
+    cache. If a query may see no key, its output and its gradient are 0. Numbers must be finite even where no query may
+    see them (padding), since they are multiplied by 0, and 0 · NaN is NaN. Raises ValueError if shapes do not fit,
+    TypeError if `pattern` is not a Pattern.
 
     Forward. Each query is compared with each key, a softmax turns the scores of a query into weights, and y is the mean
     of the values with these weights. Each head h does this alone. A group of heads shares the keys and values of its
@@ -97,9 +94,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dq = da @ k
         dk = xp.matrix_transpose(da) @ q
 
-    Overflow does no harm. Half precision is computed in float32, since dp may overflow where dq and dk do not. Where p
-    is 0, dp may overflow, and NaN may be in the sum or in the other factor of a product. Multiplied by 0, these would
-    give NaN. So NaN is replaced before the products, and dz is set to 0.
+    Half precision is computed in float32, since dp may overflow where dq and dk do not.
 
     The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1; Ainslie et al., "GQA: training
@@ -136,15 +131,7 @@ def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
         probabilities = xp.exp(xp.where(allowed, z - row_max, -xp.inf))
         total = xp.sum(probabilities, axis=-1, keepdims=True)
         probabilities /= xp.where(total == 0, 1, total)  # a row that sees nothing stays zero
-        probabilities = xp.where(allowed, probabilities, 0)  # also in a row with NaN
     return probabilities
-
-
-def without_nan(x: Array) -> Array:
-    """x with 0 for NaN, and with the largest numbers of its type for infinities."""
-    xp = array_module(x)
-    largest = xp.finfo(x.dtype).max
-    return xp.where(xp.isnan(x), 0, xp.clip(x, -largest, largest))
 
 
 @backward
@@ -157,11 +144,7 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     q, dy, probabilities = (stack_groups(x, G) for x in (q, dy, probabilities))
     dv = xp.matrix_transpose(probabilities) @ dy
     dp = widen(dy) @ xp.matrix_transpose(widen(v))
-    dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - xp.sum(probabilities * dp, axis=-1, keepdims=True))
-    dz = xp.where(probabilities == 0, 0, dz)
-    # A query or key with NaN has NaN in dz where the pattern connects them.
-    q, k = (without_nan(widen(x)) for x in (q, k))
     da = dz * scale
     dq = da @ k
     dk = xp.matrix_transpose(da) @ q

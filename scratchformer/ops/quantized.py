@@ -145,11 +145,10 @@ def rounded_rows(x: np.ndarray) -> np.ndarray:
     groups = np.zeros_like(x, shape=(N, -(-I // GROUP), GROUP))
     groups.reshape(N, -1)[:, :I] = x
     largest = abs(groups).max(axis=2, keepdims=True)
-    inverse = np.divide(127, largest, out=np.zeros_like(largest), where=~(largest < SMALLEST))
-    with np.errstate(invalid="ignore"):  # infinity becomes NaN
-        groups *= inverse
-        np.rint(groups, out=groups)
-        groups *= largest / 127
+    inverse = np.divide(127, largest, out=np.zeros_like(largest), where=largest >= SMALLEST)
+    groups *= inverse
+    np.rint(groups, out=groups)
+    groups *= largest / 127
     return groups.reshape(N, -1)[:, :I]
 
 

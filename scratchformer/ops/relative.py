@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..backend import Array, array_module, cast, widen
 from ..checks import expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
-from .attention import check_attention, masked_softmax, without_nan
+from .attention import check_attention, masked_softmax
 from .patterns import Pattern
 
 
@@ -181,7 +181,7 @@ def relative_attention(
         dqw_htd = Σ_j db_htj r_hjd        dr_hjd = Σ_{n,t} db_nhtj qw_nhtd
         dq_htd = dqu_htd + dqw_htd       du_hd = Σ_{n,t} dqu_nhtd        dw_hd = Σ_{n,t} dqw_nhtd
 
-    What is not finite is treated as in `attention`. In NumPy:
+    In NumPy:
 
         dv = xp.matrix_transpose(probabilities) @ dy
         dp = widen(dy) @ xp.matrix_transpose(widen(v))
@@ -218,12 +218,10 @@ def relative_attention_backward(
     xp, shape = array_module(q), q.shape
     scale = 1 / math.sqrt(shape[-1])
     expect_like("dy", dy, shape)
+    q = widen(q)
     dv = xp.matrix_transpose(probabilities) @ dy
     dp = widen(dy) @ xp.matrix_transpose(widen(v))
-    dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - xp.sum(probabilities * dp, axis=-1, keepdims=True))
-    dz = xp.where(probabilities == 0, 0, dz)
-    q, k, r, content_bias, position_bias = (without_nan(widen(x)) for x in (q, k, r, content_bias, position_bias))
     da = dz * scale
     db = relative_shift_backward(da, shift)
     dqu, dqw = da @ k, db @ r

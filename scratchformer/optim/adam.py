@@ -41,11 +41,7 @@ def adam_step(
     The two corrections are the same for all i. So they are computed once, in float64, outside the root:
 
         rate := lr/(1 − β1^t)        root := 1/√(1 − β2^t)
-        w_i = (1 − decay) w0_i − (rate m_i/(root √v_i + eps) + 0 v_i)
-
-    (1 − β2) c² is (1 − β2) c times c, since in float32 c² overflows from 1.8e19 on. Where v overflows all the same, for
-    the default β2 from 5.8e20 on, the quotient would be 0 from then on. So 0 v, which is then NaN, is added to the
-    change: the weight becomes NaN, which the next loss shows, instead of standing still.
+        w_i = (1 − decay) w0_i − rate m_i/(root √v_i + eps)
     """
     xp, c = array_module(w), scaled(g, share)
     w *= 1 - decay
@@ -56,7 +52,7 @@ def adam_step(
     denominator = xp.sqrt(v)
     denominator *= 1 / math.sqrt(1 - power(beta2, steps))  # √v̂
     denominator += eps
-    w -= (lr / (1 - power(beta1, steps))) * m / denominator + 0 * v
+    w -= (lr / (1 - power(beta1, steps))) * m / denominator
 
 
 class Adam(Optimizer):

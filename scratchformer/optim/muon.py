@@ -87,10 +87,7 @@ def expect_matrices(g: Array, steps: int, precision: str) -> None:
 
 
 def normalized(g: Array) -> Array:
-    """g (I, J) divided by its norm; transposed if it has more rows than columns.
-
-    The norm is computed in float64, as for clipping: in float32 the squares of a large but finite gradient overflow.
-    """
+    """g (I, J) divided by its norm, which is computed in float64; transposed if it has more rows than columns."""
     xp = array_module(g)
     x = g.T if g.shape[0] > g.shape[1] else g
     return (x / xp.maximum(xp.sqrt(sum_of_squares(g.reshape(-1))), SMALLEST)).astype(g.dtype, copy=False)

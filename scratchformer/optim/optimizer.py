@@ -496,9 +496,9 @@ def scale(x: Array, share: float | Array) -> None:
 
 def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Callable | None = None) -> float | Array:
     """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. It is computed
-    in float64, since in float32 the squares of a large but finite gradient overflow. map: as for `Optimizer.step`.
-    gather: for a gradient of which every process has a part; makes of a list the lists of all processes, in order.
-    On a GPU the norm is an array () there, since for a number the host would have to wait.
+    in float64. map: as for `Optimizer.step`. gather: for a gradient of which every process has a part; makes of a list
+    the lists of all processes, in order. On a GPU the norm is an array () there, since for a number the host would have
+    to wait.
     """
     squares = list(map(sum_of_squares, _cut(grad)))
     squares = squares if gather is None else [*chain(*gather(squares))]

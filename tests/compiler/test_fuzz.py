@@ -13,7 +13,7 @@ from scratchformer.dispatch import backward, operation
 from scratchformer.notation.layout import read
 from scratchformer.notation.values import Scope, bind, evaluate
 
-NAMES = "a b c n R i k1 r1 k2 sum0 max0 exp1 row0 t1 x w finite columns first s h".split()  # loops have them too
+NAMES = "a b c n R i k1 r1 k2 sum0 max0 exp1 row0 t1 x w columns first s h".split()  # loops have them too
 
 
 class Equations:

@@ -269,7 +269,7 @@ def sources(plan: Plan) -> Iterator[str]:
             if not size.startswith("min"):
                 yield "\n".join([*lines[:i], f"{indent}{head}range(1, {size}):", *lines[i + 1 :]])
                 yield "\n".join([*lines[:i], f"{indent}{head}range({size} - 1):", *lines[i + 1 :]])
-        if " += " in text and not text.startswith("finite"):
+        if " += " in text:
             yield "\n".join([*lines[:i], line.replace(" += ", " = ", 1), *lines[i + 1 :]])
 
 

@@ -60,18 +60,6 @@ def test_a_product_of_any_size_is_within_the_bounds_of_its_sums(multiply, sizes,
         assert np.isnan(c[1:-1, n:]).all() and np.isnan(c[[0, -1]]).all()
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_a_number_that_is_not_finite_reaches_its_row_or_column_and_no_other(multiply, number):
-    a, b = np.ones((R + 2, 6), bfloat16), np.ones((6, C + 2), bfloat16)
-    a[R + 1, 5] = b[0, C + 1] = number
-    c = np.empty((R + 2, C + 2), np.float32)
-    at = a.ctypes.data, 6, b.ctypes.data, C + 2, 0.0, c.ctypes.data, C + 2
-    multiply(ROWS, NO_TRANSPOSE, NO_TRANSPOSE, R + 2, C + 2, 6, 1.0, *at)
-    np.testing.assert_array_equal(c[: R + 1, : C + 1], 6)
-    np.testing.assert_array_equal(c[R + 1], np.float32(number))
-    np.testing.assert_array_equal(c[:, C + 1], np.float32(number))
-
-
 @pytest.mark.parametrize(("beta", "expected"), [(0.0, 0.0), (1.0, 5.0), (2.0, 10.0)])
 def test_a_sum_of_no_products_is_zero(multiply, beta, expected):
     c = np.full((2, 3), 5, np.float32)

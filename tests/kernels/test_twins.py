@@ -206,81 +206,6 @@ def test_what_a_query_may_not_see_does_not_change_its_last_bit():
     assert np.array_equal(y[0, 0, :3], y2[0, 0, :3])
 
 
-NAN_PATTERNS = {
-    "causal": ops.Causal(),
-    "causal, local": ops.Causal() & ops.Local(2),
-    "causal, local or strided": ops.Causal() & (ops.Local(1) | ops.Strided(3)),
-    "causal, blocks of heads": ops.Causal() & ops.Heads(ops.SameBlock(4), ops.Strided(2)),
-    "causal, padding": ops.Causal() & ops.Padding(np.array([9, 4])),
-    "local": ops.Local(1),
-    "edges": ops.Edges(np.random.default_rng(1).random((9, 9)) < 0.3),
-    "padding": ops.Padding(np.array([5, 9])),
-    "full": None,
-}
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-@pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("relative", [False, True])
-@pytest.mark.parametrize("pattern", NAN_PATTERNS)
-def test_a_key_that_is_not_finite_reaches_only_queries_that_may_see_it(pattern, relative, small, wrong):
-    """In the twin as in the reference, it affects their y and dq, and no other sequence or head."""
-    n, place, draw, pattern = 9, (0, 1, 6), np.random.default_rng(0), NAN_PATTERNS[pattern]
-    arrays = list(draw.standard_normal((3, 2, 2, n, 4)))
-    op, op_backward = ops.attention, ops.attention_backward
-    if relative:
-        op, op_backward = ops.relative_attention, ops.relative_attention_backward
-        arrays += [draw.standard_normal((2, 2 * n - 1, 4)), *draw.standard_normal((2, 2, 4))]
-    arrays[1][place] = wrong
-    table = np.ones((1, 1, 1, 1), bool) if pattern is None else pattern.table(2, n, n, np)
-    reached = np.zeros((2, 2, n), bool)
-    reached[0, 1] = np.broadcast_to(table, (2, 2, n, n))[(*place[:2], slice(None), place[2])]
-    with np.errstate(invalid="ignore"):
-        with pieces(small):
-            y, cache = op(*arrays, pattern)
-            gradients = op_backward(np.ones_like(y), cache)
-        with reference_only():
-            plain_y, plain_cache = op(*arrays, pattern)
-            plain_gradients = op_backward(np.ones_like(y), plain_cache)
-    for found in (y, plain_y, gradients[0], plain_gradients[0]):
-        assert np.isfinite(found[~reached]).all()
-        assert np.isnan(found[reached]).all() or wrong == np.inf  # with which a query may have a score of −∞
-    for found, expected in zip((y, *gradients), (plain_y, *plain_gradients), strict=True):
-        finite = np.isfinite(expected)
-        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-10, atol=1e-12)
-    np.testing.assert_array_equal(np.isnan(y), np.isnan(plain_y))
-
-
-@pytest.mark.parametrize("small", [False, True])
-def test_a_query_that_is_not_finite_reaches_only_the_keys_that_it_may_see(small):
-    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 9, 4))
-    q[0, 1, 2] = np.nan
-    with pieces(small):
-        y, cache = ops.attention(q, k, v, ops.Causal())
-        _, dk, dv = ops.attention_backward(np.ones_like(y), cache)
-    for found in (dk, dv):
-        assert np.isfinite(found[0, 0]).all() and np.isfinite(found[0, 1, 3:]).all()
-        assert np.isnan(found[0, 1, :3]).all()
-
-
-@pytest.mark.parametrize("small", [False, True])
-def test_a_distance_that_is_not_finite_reaches_only_queries_that_far(small):
-    """The fourth of the distances 8, 7, ..., -8 is 5: no query before position 5 has a key so far back."""
-    n, draw = 9, np.random.default_rng(0)
-    arrays = [*draw.standard_normal((3, 2, 2, n, 4)), draw.standard_normal((2, 2 * n - 1, 4))]
-    arrays[3][:, 3] = np.nan
-    arrays += list(draw.standard_normal((2, 2, 4)))
-    with pieces(small):
-        y, cache = ops.relative_attention(*arrays, ops.Causal())
-        dq, *_ = ops.relative_attention_backward(np.ones_like(y), cache)
-    with reference_only():
-        plain, cache = ops.relative_attention(*arrays, ops.Causal())
-        plain_dq, *_ = ops.relative_attention_backward(np.ones_like(y), cache)
-    for found, expected in ((y, plain), (dq, plain_dq)):
-        assert np.isfinite(found[:, :, :5]).all() and np.isnan(found[:, :, 5:]).all()
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -423,12 +348,9 @@ def test_arrays_without_axes_are_left_to_the_reference(kind):
         ops.rmsnorm(x, x)
 
 
-def test_norms_of_constant_and_of_infinite_rows():
-    """Divisions and roots are not estimated: the mean of equal numbers is that number, and 1/√∞ is 0."""
+def test_the_norm_of_a_constant_row():
+    """Divisions are not estimated: the mean of equal numbers is that number."""
     pytest.importorskip("numba")
     x, gamma = np.full((1, 7), 6e4, np.float32), np.ones(7, np.float32)
-    with fast(), np.errstate(invalid="ignore"):  # ∞ · 0, where the reference computes it
+    with fast():
         np.testing.assert_array_equal(ops.layernorm(x, gamma, 0 * gamma)[0], 0)
-        x[0, 2] = np.inf
-        found = ops.rmsnorm(x, gamma)[0]
-    assert np.isnan(found).tolist() == [[False, False, True, False, False, False, False]]

@@ -68,7 +68,6 @@ ROWS = {
     ops.softmax: lambda x: (x,),
     ops.cross_entropy: lambda x: (x, RNG.integers(-1, x.shape[-1], x.shape[:-1]), -1, 0.1),
 }
-LARGE = 1e25 * np.array([[1.0, 2.0, 3.0, 4.0], [1e-25, 0.0, 1e-25, 2e-25]])
 
 
 def cases():
@@ -80,9 +79,6 @@ def cases():
     for name, make in OPERATIONS.items():
         case = make(Draw(1))
         yield name, case.op, tuple(case.args), case.options
-    yield "layernorm of large numbers", ops.layernorm, (LARGE, np.ones(4), np.zeros(4)), {}
-    yield "softmax of large numbers", ops.softmax, (LARGE,), {}
-    yield "cross_entropy of large numbers", ops.cross_entropy, (LARGE, np.array([3, 0])), {}
 
 
 @cache
@@ -143,7 +139,7 @@ def main(which, *mistake):
         if twin is None or which not in ("some", "all", op.__name__):
             continue
         some = [types[i % len(types)], types[(i + 1) % len(types)]]
-        chosen = types[:1] if mistake else types[:-2] if "large" in name else types if which == "all" else some
+        chosen = types[:1] if mistake else types if which == "all" else some
         checks += [(name, twin, args, options, dtype) for dtype in chosen]
     compile_what_is_called(partial(computed, *check) for _, *check in checks)
     with np.errstate(all="ignore"):
