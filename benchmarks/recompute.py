@@ -46,7 +46,7 @@ def memory(replicas: Replicas, batch: Any) -> StepMemory:
     model.loss_backward(1.0, cache)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return StepMemory(kept - start, peak - start, sum(estimated.activations.values()) + estimated.transient)
+    return StepMemory(kept - start, peak - start, estimated.activations + estimated.transient)
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from ..shell.reading import DataError
 from .vocabulary import PAD, UNKNOWN
 
 MAX_NUMBERS = 1 << 24  # in a batch that has more than all of the data
+B = TypeVar("B", bound=tuple)
 _CHUNK = 64  # batches whose texts are sorted by length together
 _KEEP = ("head", "both")
 
@@ -43,6 +45,11 @@ def count_of(targets: np.ndarray) -> int:
 def width_of(targets: np.ndarray) -> int:
     """The number of columns of `targets` (B, T) up to the last with a target that counts; at least 1."""
     return 1 + int(max(np.flatnonzero((targets != IGNORED).any(axis=0)), default=0))
+
+
+def split_rows(batch: B, size: int) -> list[B]:
+    """The same rows, in order, as micro-batches of at most `size` rows."""
+    return [type(batch)(*(a[rows] for a in batch)) for rows in slices(len(batch[0]), size)]
 
 
 class TextBatch(NamedTuple):
@@ -67,7 +74,7 @@ class TextBatch(NamedTuple):
 
     def split(self, size: int) -> list[TextBatch]:
         """The same rows, in order, as micro-batches of at most `size` rows."""
-        return [TextBatch(self.ids[rows], self.targets[rows]) for rows in slices(len(self.ids), size)]
+        return split_rows(self, size)
 
 
 class SegmentBatch(NamedTuple):
@@ -95,8 +102,8 @@ class SegmentBatch(NamedTuple):
         return SegmentBatch(ids, targets, self.memory[:rows])
 
     def split(self, size: int) -> list[SegmentBatch]:
-        """The same rows, in order and with their memories, as micro-batches of at most `size` rows."""
-        return [SegmentBatch(*(a[rows] for a in self)) for rows in slices(len(self.ids), size)]
+        """The same rows, in order, as micro-batches of at most `size` rows."""
+        return split_rows(self, size)
 
 
 class LabelledBatch(NamedTuple):
@@ -156,7 +163,7 @@ class Labelled:
         expect_at_least(0, count=count)
         if count > len(self.labels):
             raise ValueError(f"count: expected at most the {len(self.labels)} texts, got {count}")
-        return self.chosen((np.arange(int(count)) * len(self.labels) // int(count or 1)).tolist())
+        return self.chosen((np.arange(count) * len(self.labels) // max(count, 1)).tolist())
 
     def batch(self, indices: Any, cut: Callable[[np.ndarray], np.ndarray]) -> Any:
         """The texts with these indices, integers, as a batch; `cut` shortens what comes with each word of a text."""
@@ -208,8 +215,8 @@ class TextBatches:
                 f"corpus: {len(data):,} tokens are fewer than context + 1 = {context + 1:,}; "
                 "use a longer text or a smaller context"
             )
-        expect_batch(int(batch_size), int(context), data)
-        self.data, self.batch_size, self.context, self.key = data, int(batch_size), int(context), key
+        expect_batch(batch_size, context, data)
+        self.data, self.batch_size, self.context, self.key = data, batch_size, context, key
 
     def batch(self, step: int) -> TextBatch:
         """The batch of training step `step`, always the same one."""
@@ -228,8 +235,8 @@ class DrawnBatches:
             raise ValueError(f"whole: expected arrays with the same number of rows, at least one, got {rows}")
         expect_positive(batch_size=batch_size)
         expect_key(key)
-        expect_batch(int(batch_size), math.prod(np.shape(whole[0])[1:]), whole[0])
-        self.whole, self.batch_size, self.key = whole, int(batch_size), key
+        expect_batch(batch_size, math.prod(np.shape(whole[0])[1:]), whole[0])
+        self.whole, self.batch_size, self.key = whole, batch_size, key
 
     def batch(self, step: int) -> Any:
         """The batch of training step `step`, the same whenever it is asked for."""
@@ -252,7 +259,6 @@ class SegmentBatches:
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
         expect_positive(batch_size=batch_size, context=context, depth=depth, d_model=d_model)
-        batch_size, context = int(batch_size), int(context)
         expect_text(data)
         expect_key(key)
         self.stream = len(data) // batch_size  # tokens
@@ -320,7 +326,6 @@ def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Ite
     Raises ValueError unless 1 <= stride <= context and DataError if n < 2, both before the first batch is asked for.
     """
     expect_positive(context=context, stride=stride, batch_size=batch_size)
-    context, stride = int(context), int(stride)
     expect_text(data)
     if stride > context:
         raise ValueError(f"stride: expected at most the context, {context}, got {stride}: positions would be skipped")
@@ -366,25 +371,18 @@ class LabelledBatches:
         expect_fraction("word_dropout", word_dropout)
         expect_key(key)
         self.word_dropout = word_dropout
-        self.dataset, self.batch_size, self.key = dataset, int(batch_size), key
-        self.cut = _shortener(int(max_length), keep)
-        # The current epoch, and the indices of the texts in each of its batches.
-        self._plan: tuple[int, list[np.ndarray]] | None = None
+        self.dataset, self.batch_size, self.key = dataset, batch_size, key
+        self.cut = _shortener(max_length, keep)
+        # The indices of the texts in each batch of an epoch; kept for the current one.
+        self.plan = lru_cache(1)(lambda epoch: batches_by_length(self.lengths, batch_size, key.fold(epoch)))
 
     def __len__(self) -> int:
         return math.ceil(len(self.lengths) / self.batch_size)
 
-    def epoch(self, step: int) -> int:
-        """The epoch of training step `step`, from 0."""
-        return step // len(self)
-
     def batch(self, step: int) -> LabelledBatch:
         """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
-        plan = self._plan  # read once: another thread may ask for another epoch
-        if plan is None or plan[0] != epoch:
-            plan = self._plan = (epoch, batches_by_length(self.lengths, self.batch_size, self.key.fold(epoch)))
-        batch = self.dataset.batch(plan[1][place], self.cut)
+        batch = self.dataset.batch(self.plan(epoch)[place], self.cut)
         if not self.word_dropout:
             return batch
         dropped = self.key.fold("word dropout", step).generator().random(batch.ids.shape) < self.word_dropout
@@ -409,7 +407,7 @@ def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: boo
 def in_order(dataset: Labelled, batch_size: int, max_length: int, keep: str = "head") -> Iterator[Any]:
     """Batches for evaluation: every text once, in the order of `by_length`; arguments as for `LabelledBatches`."""
     _check_dataset(dataset, batch_size, max_length, keep)
-    order, cut = by_length(dataset, max_length), _shortener(int(max_length), keep)
+    order, cut = by_length(dataset, max_length), _shortener(max_length, keep)
     return (dataset.batch(order[rows], cut) for rows in slices(len(order), batch_size))
 
 
@@ -446,7 +444,6 @@ def padded(rows: Sequence[np.ndarray], filler: int) -> np.ndarray:
 def slices(count: int, size: int) -> Iterator[slice]:
     """Slices of at most `size` that cover 0 to `count`."""
     expect_positive(size=size)
-    size = int(size)  # a small integer of NumPy's would wrap
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 

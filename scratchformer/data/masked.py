@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ..checks import expect_at_least, expect_ids, expect_positive, expect_shape
 from ..rng import Key, expect_key
-from .batching import Labelled, batches_by_length, count_of, slices
+from .batching import Labelled, batches_by_length, count_of, split_rows
 from .subwords import BERT_SPECIALS, Subwords
 
 MASKED, REPLACED = 0.8, 0.1  # shares of the chosen tokens shown as [MASK] and as a random token; the rest are kept
@@ -69,7 +70,7 @@ class MaskedBatch(NamedTuple):
 
     def split(self, size: int) -> list[MaskedBatch]:
         """The same rows, in order, as micro-batches of at most `size` rows."""
-        return [MaskedBatch(*(x[rows] for x in self)) for rows in slices(len(self.ids), size)]
+        return split_rows(self, size)
 
 
 class MaskedBatches:
@@ -115,7 +116,6 @@ class MaskedBatches:
         expect_positive(batch_size=batch_size, max_length=max_length, short_length=short_length)
         expect_at_least(0, short_steps=short_steps)
         expect_key(key)
-        batch_size, max_length, short_length = int(batch_size), int(max_length), int(short_length)
         if batch_size < 2:
             raise ValueError(f"batch_size: expected at least 2, since rows exchange texts, got {batch_size}")
         if not 5 <= short_length <= max_length:
@@ -139,30 +139,26 @@ class MaskedBatches:
         special = [vocabulary[token] for token in BERT_SPECIALS]
         self.ordinary = np.setdiff1d(np.arange(len(vocabulary)), special).astype(np.int32)
         self.short_length, self.short_steps, self.chosen = short_length, short_steps, chosen
-        self._plan: tuple | None = None  # the current epoch, its row length, and the texts of its batches
+        self.plan = lru_cache(1)(self._plan)  # kept for the current epoch
 
     def __len__(self) -> int:
         return len(self.lengths) // self.batch_size
-
-    def epoch(self, step: int) -> int:
-        """The epoch of training step `step`, from 0."""
-        return step // len(self)
 
     def batch(self, step: int) -> MaskedBatch:
         """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
         longest = (self.short_length if step < self.short_steps else self.max_length) - 3
-        plan = self._plan  # read once: another thread may ask for another epoch
-        if plan is None or plan[:2] != (epoch, longest):
-            shown = np.minimum(self.lengths, longest)
-            plan = (epoch, longest, batches_by_length(shown, self.batch_size, self.key.fold(epoch), whole=True))
-            self._plan = plan
-        rows, generator = plan[2][place], self.key.fold("batch", step).generator()
+        rows, generator = self.plan(epoch, longest)[place], self.key.fold("batch", step).generator()
         n = min(longest, self.lengths[rows].min())
         starts = generator.integers(0, self.lengths[rows] - n + 1)
         words = np.stack([self.texts[row][start : start + n] for row, start in zip(rows, starts, strict=True)])
         words = words.astype(np.int32, copy=False)
         return self._masked(*self._paired(words, generator), generator)
+
+    def _plan(self, epoch: int, longest: int) -> list[np.ndarray]:
+        """The texts of each batch of an epoch, whose pieces have at most `longest` tokens."""
+        shown = np.minimum(self.lengths, longest)
+        return batches_by_length(shown, self.batch_size, self.key.fold(epoch), whole=True)
 
     def _paired(
         self, words: np.ndarray, generator: np.random.Generator

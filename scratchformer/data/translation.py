@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -108,25 +109,21 @@ class TranslationBatches:
             raise ValueError(f"tokens: expected pairs of at most {tokens} tokens, got one of {longest.max()}")
         order = np.lexsort((self.source_lengths, self.target_lengths))
         self.cuts = cut_by_tokens(longest[order], tokens)
-        self._plan: tuple[int, list[np.ndarray]] | None = None
+        self.plan = lru_cache(1)(self._plan)  # kept for the current epoch
 
     def __len__(self) -> int:
         return len(self.cuts)
 
-    def epoch(self, step: int) -> int:
-        """The epoch of training step `step`, from 0."""
-        return step // len(self)
-
     def batch(self, step: int) -> TranslationBatch:
         """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
-        plan = self._plan  # read once: another thread may ask for another epoch
-        if plan is None or plan[0] != epoch:
-            draw = self.key.fold(epoch).generator()
-            order = np.lexsort((draw.random(len(self.source_lengths)), self.source_lengths, self.target_lengths))
-            rows = [order[self.cuts[i]] for i in draw.permutation(len(self.cuts))]
-            plan = self._plan = (epoch, rows)
-        return translation_batch(self.pairs, plan[1][place], self.subwords)
+        return translation_batch(self.pairs, self.plan(epoch)[place], self.subwords)
+
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        """The pairs of each batch of an epoch."""
+        draw = self.key.fold(epoch).generator()
+        order = np.lexsort((draw.random(len(self.source_lengths)), self.source_lengths, self.target_lengths))
+        return [order[self.cuts[i]] for i in draw.permutation(len(self.cuts))]
 
 
 def pairs_in_order(pairs: TokenPairs, tokens: int, subwords: Subwords) -> Iterator[TranslationBatch]:

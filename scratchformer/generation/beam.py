@@ -69,7 +69,7 @@ def beam_search(
     if not len(lengths):
         raise ValueError("source: expected (B, S) with B >= 1, got no text")
     expect_shape("source", source, "B S")
-    B, K, limits = len(lengths), int(beam), np.asarray(lengths, np.int64) + longer
+    B, K, limits = len(lengths), beam, np.asarray(lengths, np.int64) + longer
     length = int(limits.max())
     cache = DecoderCache(model, source, lengths, length, copies=K)
     for name, token in (("begin", begin), ("end", end)):

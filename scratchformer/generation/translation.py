@@ -46,7 +46,6 @@ def translate(
     from ..parallel.ranks import Ranks  # here, since training imports this package
 
     expect_options(beam, LONGER, length_penalty)
-    beam = int(beam)  # a small integer of NumPy's would wrap
     expect_texts("sentences", sentences, list | tuple)
     if max_length is not None:
         expect_at_least(1, max_length=max_length)

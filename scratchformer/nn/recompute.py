@@ -55,7 +55,7 @@ def recompute_blocks(model: Layer, recompute: bool = True) -> None:
     """
     expect_instance("model", model, Layer)
     expect_boolean(recompute=recompute)
-    layers = list(_with_blocks(model))
+    layers: list[Any] = [layer for _, layer in model.named_layers() if hasattr(layer, "recompute")]
     if not layers:
         raise ValueError(
             f"model: expected blocks to recompute (a `Stack`, or a layer with the attribute `recompute`), "
@@ -63,12 +63,3 @@ def recompute_blocks(model: Layer, recompute: bool = True) -> None:
         )
     for layer in layers:
         layer.recompute = recompute
-
-
-def recomputes_blocks(model: Layer) -> bool:
-    """Whether a model recomputes its blocks, or some of them."""
-    return any(layer.recompute for layer in _with_blocks(model))
-
-
-def _with_blocks(model: Layer) -> Iterator[Any]:
-    return (layer for _, layer in model.named_layers() if hasattr(layer, "recompute"))

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 
 class Diverged(RuntimeError):
-    """The loss, a gradient, a parameter or the optimizer's state is no longer finite."""
+    """The loss, a gradient, a parameter or the optimizer's state is no longer finite.
+
+    step: the step of a run in which that happened, if it was noticed later.
+    """
+
+    def __init__(self, what: str, step: int | None = None) -> None:
+        super().__init__(what)
+        self.step = step
 
 
 def nonfinite_tensor(tensors: Mapping[str, Array]) -> str | None:

@@ -40,7 +40,7 @@ from .diagnose import Diverged, first_nonfinite
 from .graphs import Graphs
 from .memory import keep_freed_memory
 from .precision import LossScale, advice, half_type
-from .ranks import Elsewhere, Ranks
+from .ranks import Ranks
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
 MAX_REPLICAS = 512  # more than the cores of the largest machines
@@ -196,8 +196,7 @@ class Replicas:
         self.computed: tuple[Any, Key | None, Any] | None = None  # batch, key and loss of a new gradient
         self.skipping = False  # whether the present gradient has overflowed
         self.reading = True  # whether `clip` reads the loss and the norm; a `Run` on a GPU does without in most steps
-        self.diverged: Callable[[str], BaseException] = partial(diverged, self.ranks)  # a `Run` puts its own here,
-        self.note: Callable[[str], None] = partial(note, self.ranks)  # and here
+        self.note: Callable[[str], object] = partial(print, file=sys.stderr)  # a `Run` puts its own here
         self.tokens = 0  # in all batches of `gradients`
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same
         recorded = self.device.index is not None
@@ -228,10 +227,7 @@ class Replicas:
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""
-        if self.threads or isinstance(items, Generator):
-            return self._map(lambda _, item: function(item), items)
-        with np.errstate(**self.errors):
-            return [function(item) for item in items]
+        return self._map(lambda _, item: function(item), items)
 
     def map_models(
         self,
@@ -313,8 +309,7 @@ class Replicas:
             for i, item in enumerate(items):
                 model = self.models[i % self.count]
                 if not self.threads:
-                    with np.errstate(**self.errors):
-                        results.append(function(model, item))
+                    results.append(run(model, item))
                     if finished is not None:
                         finished(item)
                     continue
@@ -424,9 +419,7 @@ class Replicas:
         total = max(1, batch.weight)
         micro_batches = batch.split(self.rows(batch))
         shares = np.array_split(range(len(micro_batches)), self.shares(len(micro_batches)))
-
-        alone, sums = self.ranks.size == 1, TreeSum(len(shares), self.spare)
-        part = range(len(shares)) if alone else self.ranks.part(len(shares))  # of this rank
+        sums, part = TreeSum(len(shares), self.spare), self.ranks.part(len(shares))  # of this rank
 
         def run_share(model: Any, number: int) -> list:
             grad, results = self.grads[id(model)], []
@@ -445,17 +438,16 @@ class Replicas:
         if self.half is not None:
             self.refresh()
         results = self._map(run_share, part), sorted(sums.waiting)
-        of_ranks, branches = zip(*([results] if alone else self.ranks.gather(results)), strict=True)
+        of_ranks, branches = zip(*self.ranks.gather(results), strict=True)
         losses, memories = zip(*chain(*chain(*of_ranks)), strict=True)  # of each micro-batch of each share of each rank
-        if not alone:
+        if self.ranks.size > 1:
             self.ranks.sum(sums, branches, self.flat.grad, self.slices, self.map)
             if not self.sharded:
                 self.ranks.join(self.flat.grad, self.slices)
             self.put_gradient(self.flat.grad, scale)
         else:
-            (total_sum,) = sums.waiting.values()
-            self.put_gradient(total_sum.array, scale)
-            sums.release(total_sum)
+            self.put_gradient(sums.total.array, scale)
+            sums.release(sums.total)
         if remember is not None:
             remember(list(memories))
         mean = float(sum(losses)) if self.fixed_order else sum(losses)
@@ -526,7 +518,7 @@ class Replicas:
         if self.sharded:
             self.ranks.join(self.flat.grad, self.slices)
         where = first_nonfinite(self, batch, key)
-        raise self.diverged(f"loss {loss}, gradient norm {norm}; the first that is not finite is {where}")
+        raise Diverged(f"loss {loss}, gradient norm {norm}; the first that is not finite is {where}")
 
     def step(self, optimizer: Optimizer) -> None:
         """Step an optimizer, as `Optimizer.step` does, with the gradients that `clip` has scaled, and `join` the
@@ -603,18 +595,6 @@ def add_gradient(
     mean, cache = loss()
     model.loss_backward(factor, cache)
     return mean, widen(model.remember(cache[0])) if remembers else None
-
-
-def diverged(ranks: Ranks, what: str) -> BaseException:
-    """The error to raise: every rank finds the same, and rank 0 reports it."""
-    ranks.ending = True
-    return Diverged(what) if ranks.first else Elsewhere(1)
-
-
-def note(ranks: Ranks, text: str) -> None:
-    """Print a line on standard error, in rank 0."""
-    if ranks.first:
-        print(text, file=sys.stderr)
 
 
 def running_check(model: Any) -> Callable | None:

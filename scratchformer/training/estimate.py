@@ -12,18 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, free_memory
-from ..nn import add_lora, recompute_blocks
-from ..nn.recompute import recomputes_blocks
 from ..optim import Adam
 from ..parallel.memory import resident_bytes
 from ..parallel.replicas import Replicas
-from ..portable import PortableArray, make_portable
 from ..rng import Key
 from ..shell.text import shown
 from .evaluate import as_in_training
-from .snapshot import needed_key
 
-WATCHED = 32  # rows to measure with, at most; with too few, other arrays than usual determine the peak
 BUFFERS = 2  # arrays of Adam, each as long as the parameters
 
 
@@ -42,7 +37,7 @@ class Estimate(NamedTuple):
     half: int  # the copy of the weights in which replicas compute in half precision; 0 in float32
     optimizer: int  # a part of Adam's means, if they are sharded
     gradients: int  # of all replicas, and the sums of shares that wait for others
-    activations: dict[str, int]  # what one replica keeps for backward: of the blocks, and the rest
+    activations: int  # what one replica keeps for backward
     transient: int  # what forward and backward of one replica use temporarily
     evaluation: int  # what forward of one replica uses in evaluation, which may take more rows at once than a step
     memory: int  # of earlier segments, for the whole batch; 0 for a model without one
@@ -50,13 +45,12 @@ class Estimate(NamedTuple):
     @property
     def peak(self) -> int:
         """The most bytes that a run uses at once, in a step, in evaluation or when writing a snapshot."""
-        step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
+        step = self.working * (self.activations + self.transient) + self.memory  # the next segment's
         snapshot = (1 + BUFFERS) * self.weights  # copies of the weights and of Adam's means
         always = self.before + self.code + self.weights + self.half + self.optimizer + self.gradients + self.memory
         return always + max(step, self.replicas * self.evaluation, snapshot)
 
     def __str__(self) -> str:
-        kept = sum(self.activations.values())
         rows = [
             ("Python, libraries and data", self.before),
             ("compiled code, and buffers of libraries", self.code),
@@ -64,8 +58,7 @@ class Estimate(NamedTuple):
             *([("their copy in half precision", self.half)] if self.half else []),
             ("Adam's two means", self.optimizer),
             ("gradients, and their partial sums", self.gradients),
-            (f"activations of {self.working} replica(s)", self.working * kept),
-            *((f"    {name}, each replica", size) for name, size in self.activations.items()),
+            (f"activations of {self.working} replica(s)", self.working * self.activations),
             (f"temporary, of {self.working} replica(s)", self.working * self.transient),
             (f"evaluation, of {self.replicas} replica(s)", self.replicas * self.evaluation),
             *([("memory of two segments", 2 * self.memory)] if self.memory else []),
@@ -80,13 +73,11 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     """The memory for training `replicas.model` with Adam on batches like this one, with rows of the longest length.
 
     If the model has no longest length (neither "context" nor "max_length" in its config), the batch's is used. A
-    micro-batch and half of one go forward and backward through models with the same sizes and one block or two, to
-    measure what caches keep and how much memory is used temporarily. The difference between one block and two is what
-    each further block keeps; between half a micro-batch, of at most WATCHED rows, and a whole one it is what further
-    rows take. Call it inside `with replicas`, so that it measures the twins that training uses. before: bytes that the
-    process used without the model (`memory.resident_bytes`). shard: whether each of several ranks has only its part of
-    Adam's means, counted as equal parts (with Muon some ranks have more than others). Raises ValueError for a model on
-    a GPU, TypeError for a batch without `stretched(rows, length)`, which returns a batch of that size.
+    micro-batch goes forward and backward through a copy of the model, to measure what caches keep and how much memory
+    is used temporarily. Call it inside `with replicas`, so that it measures the twins that training uses. before: bytes
+    that the process used without the model (`memory.resident_bytes`). shard: whether each of several ranks has only its
+    part of Adam's means, counted as equal parts (with Muon some ranks have more than others). Raises ValueError for a
+    model on a GPU, TypeError for a batch without `stretched(rows, length)`, which returns a batch of that size.
     """
     if not hasattr(batch, "stretched"):
         raise TypeError(f"estimate: expected a batch with stretched(rows, length), got {shown(batch)}")
@@ -99,18 +90,9 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     micro_batches = len(whole.split(rows))
     ranks = replicas.ranks.size
     working = min(replicas.count, -(-replicas.shares(micro_batches) // ranks))
-    counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
-    depth, measured = config.get("depth", 1), []
-    for blocks in (1, 2) if "depth" in config else (1,):
-        small = Replicas(_with_depth(model, blocks), working, precision=replicas.precision)
-        if blocks == 1:
-            code = _first_use(small, _longest(batch, small.model.config, working))
-        watched = [_watch(small.models[0], small.move(_longest(batch, small.model.config, n))) for n in counts]
-        measured.append([_extrapolate(sizes, counts, rows) for sizes in zip(*watched, strict=True)])
-    (kept, _, _), (kept_by_two, forward, backward) = measured[0], measured[-1]
-    block = kept_by_two - kept
-    activations = {f"{depth} blocks": depth * block} if block else {}
-    activations["embedding, output and loss" if block else "the model"] = kept - block
+    copied = Replicas(copy.deepcopy(model), working, micro_batch=1, precision=replicas.precision)
+    code = _first_use(copied, _longest(batch, config, working))
+    kept, forward, backward = _watch(copied.models[0], copied.move(_longest(batch, config, rows)))
     return Estimate(
         parameters=model.flat.data.size,
         ranks=ranks,
@@ -124,9 +106,9 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         half=0 if replicas.half is None else replicas.half.nbytes,
         optimizer=BUFFERS * model.flat.data.nbytes // (ranks if shard else 1),
         gradients=replicas.gradient_arrays(micro_batches) * model.flat.grad.nbytes,
-        activations=activations,
+        activations=kept,
         transient=max(0, forward, backward),
-        evaluation=(sum(activations.values()) + forward) * as_in_training(replicas, whole[0].shape[1]) // rows,
+        evaluation=(kept + forward) * as_in_training(replicas, whole[0].shape[1]) // rows,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )
 
@@ -158,23 +140,6 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     return f"A step with {rows} rows needs about {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available: {which}"
 
 
-def _with_depth(model: Any, depth: int) -> Any:
-    """A model like this one with so many blocks; a copy of the model if its config has no "depth"."""
-    if "depth" not in model.config:
-        return copy.deepcopy(model)
-    config = {**model.config, "depth": depth}
-    if varied := config.get("by_block"):
-        config["by_block"] = {name: [*values, *values][:depth] for name, values in varied.items()}
-    lora = config.pop("lora", None)
-    small = type(model)(**config, **needed_key(type(model)))
-    if lora is not None:
-        add_lora(small, **lora)
-    if recomputes_blocks(model):
-        recompute_blocks(small)
-    small.to(dtype=model.flat.data.dtype)
-    return make_portable(small) if isinstance(model.flat.data, PortableArray) else small
-
-
 @contextmanager
 def _tracing() -> Iterator[None]:
     """Count the memory of Python's objects and arrays inside this block."""
@@ -189,7 +154,6 @@ def _tracing() -> Iterator[None]:
 
 def _first_use(replicas: Replicas, batch: Any) -> int:
     """The bytes by which the process grows in a first step, with a row for each replica, its arrays excepted."""
-    replicas.micro_batch = 1
     before = resident_bytes()
     with replicas, _tracing():
         start, _ = tracemalloc.get_traced_memory()
@@ -220,12 +184,6 @@ def _bytes_of_arrays() -> int:
     """The bytes of NumPy's arrays that were made while memory is traced, and still exist."""
     traces = tracemalloc.take_snapshot().traces
     return sum(trace.size for trace in traces if trace.domain == np.lib.tracemalloc_domain)
-
-
-def _extrapolate(sizes: tuple[int, ...], counts: tuple[int, int], rows: int) -> int:
-    """The linear extrapolation to `rows` of a size that has these two values for these counts of rows."""
-    (smaller, larger), (first, last) = sizes, counts
-    return larger + (rows - last) * (larger - smaller) // max(1, last - first)
 
 
 def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:

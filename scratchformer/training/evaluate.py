@@ -60,15 +60,12 @@ def evaluate_language_model(
     context = replicas.model.context
     stride = max(1, context // 2) if stride is None else stride
     batch_size = at_once(replicas, context) if batch_size is None else batch_size
-
-    def nats(model: Any, item: tuple[Any, np.ndarray]) -> float:
-        batch, counted = item
-        loss, _ = replicas.loss(model, batch._replace(targets=np.where(counted, batch.targets, IGNORED)))
-        return float(loss) * int(counted.sum())
-
-    tokens, predicted = len(data) - 1, predicted_bytes(data, sizes)
-    items = windows(data, context, stride, batch_size)
-    total = math.fsum(_scored(replicas, nats, items, "tokens", tokens, lambda item: int(item[1].sum())))
+    predicted = predicted_bytes(data, sizes)
+    batches = (
+        batch._replace(targets=np.where(counted, batch.targets, IGNORED))
+        for batch, counted in windows(data, context, stride, batch_size)
+    )
+    total, tokens = _summed(replicas, batches, "tokens", len(data) - 1, lambda batch: batch.weight)
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
 
 
@@ -93,15 +90,10 @@ def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = Non
     progress bar; None if it is not known. Raises ValueError if nothing in the batches counts.
     """
     parts = (part for batch in batches for part in batch.split(at_once(replicas, batch[0].shape[1])))
-
-    def weighted(model: Any, batch: Any) -> tuple[float, int]:
-        loss, _ = replicas.loss(model, batch)
-        return float(loss) * batch.weight, batch.weight
-
-    losses = _scored(replicas, weighted, parts, "rows", rows, lambda batch: len(batch[0]))
-    if not (total := sum(count for _, count in losses)):
-        raise ValueError(f"batches: expected some with a weight, got {len(losses)} without")
-    return math.fsum(loss for loss, _ in losses) / total
+    total, weight = _summed(replicas, parts, "rows", rows, lambda batch: len(batch[0]))
+    if not weight:
+        raise ValueError("batches: expected some with a weight, got none")
+    return total / weight
 
 
 def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
@@ -223,6 +215,19 @@ def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int)
         accuracies.append(right / n)
     names = ("masked_accuracy", "next_sentence_accuracy")
     return {"loss": sum(losses), **dict(zip(names, accuracies, strict=False))}
+
+
+def _summed(
+    replicas: Replicas, batches: Iterable[Any], unit: str, total: int | None, size: Callable[[Any], int]
+) -> tuple[float, int]:
+    """The sum of the model's losses over `batches`, each times its `weight`, and the sum of the weights."""
+
+    def weighted(model: Any, batch: Any) -> tuple[float, int]:
+        loss, _ = replicas.loss(model, batch)
+        return float(loss) * batch.weight, batch.weight
+
+    scored = _scored(replicas, weighted, batches, unit, total, size)
+    return math.fsum(loss for loss, _ in scored), sum(weight for _, weight in scored)
 
 
 def _scored(

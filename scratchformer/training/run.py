@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -60,13 +60,6 @@ class Estimated(SystemExit):
     """The program ends, because it was only asked for an estimate, which is printed."""
 
 
-class Measured(NamedTuple):
-    """The loss and the gradient norm of a step: numbers, or arrays () on a GPU."""
-
-    step: int
-    numbers: dict[str, Any]
-
-
 class Run:
     """A training run of a model, in a folder.
 
@@ -106,6 +99,7 @@ class Run:
     vocabulary_to_save: Any = None
     best: dict[str, Any] | None = None  # the scores of the best model, and its "step"
     parent: Run | None = None  # of a stage
+    _values: dict[str, Any] = {"step": 0}  # what a snapshot says of the run
 
     def __init__(
         self,
@@ -134,7 +128,9 @@ class Run:
             where = f"--precision {self.precision} on {device}"
             raise ValueError(f"bits: portable bits are those of float32 on a CPU (--device cpu), got {where}")
         self._opened = ExitStack()  # what is open while there are steps to do: the lock, the log, handlers of signals
-        self._unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
+        self._unread: list[
+            tuple[int, dict[str, Any]]
+        ] = []  # steps and their numbers, such as the loss, perhaps on a GPU
         self._saved: int | None = None  # the step of the last snapshot
 
     def __getattr__(self, name: str) -> Any:
@@ -345,19 +341,22 @@ class Run:
                 yield self.step - 1
                 self._bar.update()
                 done = self.step
-                asked = self.signals()
+                asked = list(chain(*self.ranks.gather(self._received)))  # all ranks stop after the same step
+                self.ranks.ending = bool(asked)
                 if asked or done % snapshot_every == 0 or done == self.total:
-                    self.read(done)
+                    self.read()
                     self.snapshot(alone=keep > 0 and done % snapshot_every == 0)
                 if asked:  # also after the last step: what would follow, a score or another stage, may take long
-                    raise self.ended(asked[0])
+                    self._received.clear()
+                    told = f"step {done} is saved in {self.out / LAST}"
+                    raise Stopped(asked[0], told) if self.ranks.first else Elsewhere(128 + asked[0])
             if (scale := replicas.loss_scale) is not None and scale.skipped and self.ranks.first:
                 print(f"batches skipped because their gradients overflowed: {scale.skipped}", file=sys.stderr)
             if self.portable and self.ranks.first:
                 digest = hashlib.sha256(to_cpu(replicas.flat.data).astype("<f4").tobytes()).hexdigest()
                 print(f"SHA-256 of the parameters after step {self.step}: {digest}", flush=True)
         finally:
-            self.close(*sys.exc_info())
+            self._opened.__exit__(*sys.exc_info())
 
     def due(self, every: int) -> bool:
         """Whether this step is the last one, or a multiple of `every` (0: only the last one). If so, all ranks have the
@@ -367,7 +366,7 @@ class Run:
             expect_at_least(0, every=every)
         due = self.step == self.total or (every > 0 and self.step % every == 0)
         if due:
-            self.read(self.step)
+            self.read()
             self._replicas.join_whole()
             self.expect_finite()
         return due
@@ -377,14 +376,21 @@ class Run:
         show it beside the progress bar. The numbers of all steps must be finite. On a GPU they are read only when one
         of them is needed.
         """
-        step = self.step
-        self._unread.append(Measured(step, numbers))
+        step, replicas = self.step, self._replicas
+        self._unread.append((step, numbers))
         due = step == self.total or step % self._log_every == 0
-        if not (due or self._replicas.fixed_order):
+        if due or replicas.fixed_order:
+            numbers = self.read()
+        if not due:
             return
-        numbers = self.read(step)
-        if due:
-            self.write(step, numbers)
+        speed, rate = replicas.tokens / (time.perf_counter() - self._started), self._optimizer.lr
+        scaling = {} if replicas.loss_scale is None else replicas.loss_scale.measured()
+        if self.ranks.first:
+            self._metrics.write(step, **numbers, lr=rate, **scaling, tokens_per_second=round(speed))
+        first = [f"{name} {value:.3f}" for name, value in list(numbers.items())[:1]]
+        line = [*first, f"lr {rate:.1e}", f"{speed:,.0f} tokens/s", *(f"{n} {v:g}" for n, v in scaling.items())]
+        self._bar.set_postfix_str(", ".join(line), refresh=False)
+        self.restart_clock()
 
     def keep_best(self, scores: Mapping[str, float]) -> None:
         """Log and note the scores of the model, and save it if it is the best so far."""
@@ -394,7 +400,7 @@ class Run:
         scores, step = {name: float(value) for name, value in scores.items()}, self.step
         if self.ranks.first:
             self._metrics.write(step, **{f"validation_{name}": value for name, value in scores.items()})
-        self.note(f"step {step}: validation {as_text(scores)}")
+        self.note(f"validation {as_text(scores)}")
         score = scores[self._metric]
         if math.isfinite(score) and (self.best is None or self._sign * score > self._sign * self.best[self._metric]):
             self.best = self._values["best"] = {"step": step, **scores}
@@ -429,7 +435,7 @@ class Run:
 
     def begin(self) -> None:
         """Let rank 0 lock, read and write the folder, and send the others everything that it read."""
-        self._replicas.at_end.push(self.close)  # when the block of the replicas ends, whatever happens until then
+        self._replicas.at_end.push(self.end)  # when the block of the replicas ends, whatever happens until then
         state: dict[str, Any] = {
             "step": 0,
             "seed": self.seed,
@@ -461,11 +467,10 @@ class Run:
         self.best = self._values["best"]
         if ranks.size > 1:
             self.send()
-        self._replicas.diverged = self.diverged_now
         self._received = self._opened.enter_context(interrupts())
         options: dict[str, Any] = dict(initial=self.step, delay=0, leave=True, disable=not ranks.first)
         self._bar = self._opened.enter_context(progress_bar(total=self.total, unit="step", **options))
-        self._replicas.note = lambda text: self.note(f"step {self.step}: {text}")
+        self._replicas.note = self.note
         self.restart_clock()
 
     def load_last(self) -> None:
@@ -502,10 +507,6 @@ class Run:
                 text = "Training has begun. This file is deleted once the first snapshot is saved.\n"
                 unfinished.write_text(text, encoding="utf-8", newline="\n")
         return metrics
-
-    def close(self, *exception: Any) -> None:
-        """Give back the lock, the log and the signals, after the last step or the exception that ends the loop."""
-        self._opened.__exit__(*(exception or (None, None, None)))
 
     def compare_libraries(self) -> None:
         """Note the libraries that are used from here on, and say so if they are not those of the run so far.
@@ -546,81 +547,58 @@ class Run:
             return [self._optimizer.state_of(part) for part in self._optimizer.slices(self.ranks.size)]
         return [slice(None)] * self.ranks.size
 
-    def read(self, step: int) -> dict[str, Any]:
-        """The last logged numbers, read from a GPU in one transfer. Raises Diverged if those of a step are not finite.
-
-        step: the one in progress.
-        """
-        values = [x for measured in self._unread for x in measured.numbers.values()]
+    def read(self) -> dict[str, Any]:
+        """The last logged numbers, read from a GPU in one transfer. Raises Diverged if a step's are not finite."""
+        unread, self._unread = self._unread, []
+        values = [x for _, numbers in unread for x in numbers.values()]
         if self.device is not CPU and values:
             xp = array_module(*values)
             values = to_cpu(xp.stack([xp.asarray(x, np.float64) for x in values])).tolist()
         numbers: dict[str, Any] = {}
         skips = self._replicas.loss_scale is not None  # a norm that is not finite has been dealt with
-        for measured in self._unread:
-            numbers = {name: values.pop(0) for name in measured.numbers}
+        for step, names in unread:
+            numbers = {name: values.pop(0) for name in names}
             if not all(map(math.isfinite, numbers.values())) and not skips:
-                self._unread.clear()
                 what = ", ".join(f"{name} {value}" for name, value in numbers.items())
-                if measured.step < step or not self._replicas.fixed_order:
+                if step < self.step or not self._replicas.fixed_order:
                     why = "on a GPU they are read only when they are logged, scored or saved"
-                    what += f" ({why}; this was noticed in step {step})"
-                raise self.diverged(what, measured.step)
-        self._unread.clear()
+                    what += f" ({why}; this was noticed in step {self.step})"
+                raise Diverged(what, step)
         return numbers
-
-    def write(self, step: int, numbers: Mapping[str, Any]) -> None:
-        """Write a record, and show its numbers beside the progress bar."""
-        speed, rate = self._replicas.tokens / (time.perf_counter() - self._started), self._optimizer.lr
-        scaling = {} if self._replicas.loss_scale is None else self._replicas.loss_scale.measured()
-        if self.ranks.first:
-            self._metrics.write(step, **numbers, lr=rate, **scaling, tokens_per_second=round(speed))
-        first = [f"{name} {value:.3f}" for name, value in list(numbers.items())[:1]]
-        line = [*first, f"lr {rate:.1e}", f"{speed:,.0f} tokens/s", *(f"{n} {v:g}" for n, v in scaling.items())]
-        self._bar.set_postfix_str(", ".join(line), refresh=False)
-        self.restart_clock()
 
     def restart_clock(self) -> None:
         """Start counting tokens and seconds for the speed again."""
         self._replicas.tokens, self._started = 0, time.perf_counter()
 
     def note(self, text: str) -> None:
-        """Print a line above the progress bar."""
+        """Print a line about this step above the progress bar."""
         if self.ranks.first:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(f"step {self.step}: {text}", file=sys.stderr)
 
-    def signals(self) -> list[int]:
-        """The signals that any rank has received, so that all stop after the same step."""
-        if self.ranks.size == 1:
-            return self._received
-        asked = list(chain(*self.ranks.gather(self._received)))
-        self.ranks.ending = bool(asked)
-        return asked
-
-    def ended(self, number: int) -> BaseException:
-        """The error that ends a run after a signal."""
-        self._received.clear()
-        told = f"step {self._values['step']} is saved in {self.out / LAST}"
-        return Stopped(number, told) if self.ranks.first else Elsewhere(128 + number)
-
-    def diverged(self, what: str, step: int | None = None) -> BaseException:
-        """The error to raise; every rank finds the same, and rank 0 reports it."""
+    def end(self, *exception: Any) -> None:
+        """Give back the lock, the log and the signals. Instead of an error of divergence, raise one with the step and
+        the last good snapshot. Every rank finds the same, and rank 0 reports it.
+        """
+        self._opened.__exit__(*exception)
+        _, error, _ = exception
+        if not isinstance(error, Diverged | NotFinite):
+            return
         self.ranks.ending = True
         if not self.ranks.first:
-            return Elsewhere(1)
+            raise Elsewhere(1)
+        try:
+            self.read()
+        except Diverged as earlier:
+            error = earlier
         good = f"The last good snapshot is {self.out / LAST}, from step {self._saved}"
         good = "No snapshot was saved yet" if self._saved is None else good
-        return Diverged(f"step {self._values['step'] if step is None else step}: {what}. {good}")
-
-    def diverged_now(self, what: str) -> BaseException:
-        """The error for this step, unless an earlier step had diverged before."""
-        self.read(self.step)
-        return self.diverged(what)
+        step = getattr(error, "step", None) or self.step
+        raise Diverged(f"step {step}: {error}. {good}") from error
 
     def expect_finite(self) -> None:
         """Raise Diverged if a parameter is not finite."""
         if bad := nonfinite_tensor({name: p.data for name, p in self._model.named_parameters().items()}):
-            raise self.diverged(f"{bad} is not finite")
+            raise Diverged(f"{bad} is not finite")
 
     def snapshot(self, alone: bool) -> None:
         """Save the last snapshot. alone: also the model alone, and delete the oldest of more than `kept` of those."""
@@ -640,31 +618,24 @@ class Run:
             state, parts = optimizer.state_dict(), self.parts()
             state |= {name: self.ranks.collect_parts(state[name], parts) for name in optimizer.buffers}
             optimizer = SimpleNamespace(state_dict=lambda: state)
-        self.ranks.from_first(lambda: self.save_as_first(path, *((optimizer, self._batches) if whole else ())))
 
-    def save_as_first(self, path: Path, *parts: Any) -> None:
-        """`save` in rank 0."""
-        self._metrics.flush()  # first, so that no power cut leaves a snapshot without the records before it
-        if self._replicas.loss_scale is not None:
-            self._values["loss_scale"] = self._replicas.loss_scale.state()
-        try:
-            save_snapshot(path, self._model, *parts, **self._values)
-        except NotFinite as error:
-            raise self.diverged(str(error)) from error
-        if path.name == LAST:
-            self._saved = self.step
-            (self.out / UNSAVED).unlink(missing_ok=True)
+        def write() -> None:
+            self._metrics.flush()  # first, so that no power cut leaves a snapshot without the records before it
+            if self._replicas.loss_scale is not None:
+                self._values["loss_scale"] = self._replicas.loss_scale.state()
+            save_snapshot(path, self._model, *((optimizer, self._batches) if whole else ()), **self._values)
+            if path.name == LAST:
+                self._saved = self.step
+                (self.out / UNSAVED).unlink(missing_ok=True)
+
+        self.ranks.from_first(write)
 
 
 def as_text(scores: Mapping[str, float] | None) -> str:
     """Scores as a line of results has them: "step 200, loss 0.1234", or "none"."""
-    if scores is None:
-        return "none"
     values = (scores or {}).items()
-    return (
-        ", ".join(f"{name} {value}" if type(value) is int else f"{name} {value:.4f}" for name, value in values)
-        or "none"
-    )
+    texts = [f"{name} {value}" if type(value) is int else f"{name} {value:.4f}" for name, value in values]
+    return ", ".join(texts) or "none"
 
 
 def expect_parts(replicas: Replicas, optimizer: Any, batches: Any, select: Any) -> None:

@@ -140,19 +140,15 @@ def class_name(model: Layer) -> str:
     return kind.__name__ if MODELS.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def find_class(name: str, program: ModuleType | None = None) -> type[Layer]:
-    """The class with this `class_name`. Raises SnapshotError if there is none, or if it is not a Layer."""
-    value = MODELS.get(name) or find(name, program)
-    if not (isinstance(value, type) and issubclass(value, Layer)):
-        raise SnapshotError(f"unknown model {name[:200]!r}: it is not a Layer")
-    return value
-
-
 def find(name: str, program: ModuleType | None = None) -> Any:
-    """The class or function "module:name", from `program` or else from that module, if it is imported already.
+    """The class of layers with this `class_name`, or the operation "module:name", from `program` or else from that
+    module, if it is imported already.
 
-    Nothing is imported or called, not even an attribute's descriptor. Raises NotImported if it is not found.
+    Nothing is imported or called, not even an attribute's descriptor. Raises NotImported if it is not found,
+    SnapshotError if it is something else.
     """
+    if name in MODELS:
+        return MODELS[name]
     module, _, qualified = name.partition(":")
     parts = qualified.split(".")
     if not all(map(str.isidentifier, (*module.split("."), *parts))):
@@ -162,8 +158,10 @@ def find(name: str, program: ModuleType | None = None) -> Any:
         value: Any = place
         for part in parts:
             value = vars(value).get(part) if isinstance(value, ModuleType | type) else None
-        if value is not None:
+        if is_part(value):
             return value
+        if value is not None:
+            raise SnapshotError(f"{shown(name)} is neither a class of layers nor an operation")
     module, qualified = printable(module), printable(qualified)
     if program is not None:
         raise SnapshotError(f"its model {qualified}, of {module}, is not in {program.__file__} or what that imports")
@@ -203,20 +201,14 @@ def importable(value: Any) -> dict[str, str]:
 
 
 def imported(value: Any, program: ModuleType | None = None) -> Any:
-    """The inverse of `importable`, also inside lists and dicts. program: see `find`.
-
-    Raises SnapshotError if the name is neither a class of layers nor an operation.
-    """
+    """The inverse of `importable`, also inside lists and dicts. program, errors: see `find`."""
     if isinstance(value, list):
         return [imported(part, program) for part in value]
     if not isinstance(value, dict):
         return value
     if value.keys() != {"import"}:
         return {name: imported(part, program) for name, part in value.items()}
-    name = value["import"]
-    if not isinstance(name, str) or not is_part(part_of_model := find(name, program)):
-        raise SnapshotError(f"{shown(name)} is neither a class of layers nor an operation")
-    return part_of_model
+    return find(str(value["import"]), program)
 
 
 def is_part(value: Any) -> bool:
@@ -228,7 +220,7 @@ def is_part(value: Any) -> bool:
 
 def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
     try:
-        known = find_class(name)
+        known = find(name)
     except SnapshotError:
         known = None
     if known is not kind or kind.__module__ == "__main__":
@@ -312,21 +304,20 @@ def load_model(
     snapshot = load_snapshot(path)
     source = program if program is None or isinstance(program, ModuleType) else load_file(program)
     try:
-        if not issubclass(kind := find_class(snapshot.model_class, source), expected):
+        kind = find(snapshot.model_class, source)
+        if not (isinstance(kind, type) and issubclass(kind, expected)):
             raise SnapshotError(f"it holds a {kind.__name__}, expected a {expected.__name__}")
-        model = _make(snapshot, source)
+        model = _make(kind, snapshot, source)
+        model.load_state_dict(snapshot.model)
     except SnapshotError as error:
         raise type(error)(f"{snapshot.path}: {error}") from error
-    try:
-        model.load_state_dict(snapshot.model)
     except ValueError as error:
         raise SnapshotError(f"{snapshot.path}: snapshot does not fit: {error}") from error
     return model, snapshot.state
 
 
-def _make(snapshot: Snapshot, program: ModuleType | None) -> Layer:
+def _make(kind: type[Layer], snapshot: Snapshot, program: ModuleType | None) -> Layer:
     """A model like the one in the snapshot, before its weights are loaded."""
-    kind = find_class(snapshot.model_class, program)
     try:
         key: dict[str, Any] = {"key": Zeros()} if kind in MODELS.values() else needed_key(kind)
         config = {name: imported(value, program) for name, value in snapshot.config.items()}
@@ -350,11 +341,8 @@ def needed_key(kind: type[Layer]) -> dict[str, Any]:
 
 def expect_model(snapshot: Snapshot, model: Any) -> None:
     """Raise SnapshotError, naming what differs, unless the snapshot's model has this class, config and precision."""
-
-    def as_saved(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return json.loads(json.dumps(arguments, default=importable))  # tuples are lists
-
-    config, saved = as_saved(model.config), snapshot.config
+    config = json.loads(json.dumps(model.config, default=importable))  # tuples become lists
+    saved = snapshot.config
     names = (class_name(model), f"__main__:{type(model).__qualname__}")  # it may be loaded by its program's file now
     differing = {
         name[:80]: f"{str(saved.get(name))[:80]} in the snapshot, {str(config.get(name))[:80]} here"

@@ -107,7 +107,6 @@ def test_an_epoch_has_every_text_once():
     assert len(batches) == 5
     for epoch in range(2):
         steps = range(5 * epoch, 5 * epoch + 5)
-        assert {batches.epoch(step) for step in steps} == {epoch}
         texts = np.concatenate([(unhidden(batches.batch(step))[:, 1] - 5) // LONGEST for step in steps])
         assert len(set(texts.tolist())) == len(texts) == 40
 
@@ -244,7 +243,7 @@ def test_the_estimate_accepts_these_batches():
     assert long.ids.shape == (3, 60) and long.places.shape == (3, places_of(57, 0.15)) and long.tokens == 180
     found = estimate(Replicas(small_model(5 + LONGEST * 40), 2, 2), batch)
     assert found.length == 60 and found.rows == 2
-    assert all(size > 0 for size in found.activations.values()) and len(found.activations) == 2
+    assert found.activations > 0
 
 
 def test_invalid_arguments():

@@ -26,7 +26,6 @@ from scratchformer.nn import (
     Stack,
     TokenEmbedding,
     TransformerBlock,
-    add_lora,
 )
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
@@ -326,13 +325,6 @@ def test_a_model_of_parts_alone(tmp_path):
     assert found.parameters == model.flat.data.size
     save_snapshot(tmp_path / "last.safetensors", model)
     assert np.array_equal(load_model(tmp_path)[0](IDS), model(IDS))
-
-
-def test_the_estimate_of_a_model_with_lora():
-    model, batch = make(HalvedBlock), TextBatches(np.arange(300) % V, 4, T, Key(2)).batch(0)
-    plain = estimate(Replicas(model, 1, 1), batch)
-    add_lora(model, 2)
-    assert estimate(Replicas(model, 1, 1), batch).parameters > plain.parameters
 
 
 def test_only_a_causal_body_generates():

@@ -8,7 +8,7 @@ import pytest
 
 from scratchformer import dispatch, nn, ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.nn.recompute import RecomputeCache, recompute_blocks, recomputes_blocks
+from scratchformer.nn.recompute import RecomputeCache, recompute_blocks
 from scratchformer.rng import Key
 
 B, T, C = 2, 5, 6
@@ -321,10 +321,10 @@ def test_blocks_that_do_not_fit():
 
 def test_the_models_that_recompute_are_those_that_have_blocks():
     stack = nn.Stack([nn.FeedForward(C)])
-    assert not recomputes_blocks(stack)
+    assert not stack.recompute
     for recompute in True, False:
         recompute_blocks(stack, recompute)
-        assert stack.recompute is recomputes_blocks(stack) is recompute
+        assert stack.recompute is recompute
     with pytest.raises(ValueError, match=r"model: expected blocks to recompute .*, got a FeedForward without any"):
         recompute_blocks(nn.FeedForward(C))
     with pytest.raises(TypeError, match=r"^recompute: expected True or False, got 1$"):

@@ -7,7 +7,6 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.models import LanguageModel, Llama
-from scratchformer.nn.recompute import recomputes_blocks
 from scratchformer.optim import Adam, AdamW, Constant, Cosine, InverseSquareRoot, Muon
 from scratchformer.rng import Key
 from scratchformer.training import Run
@@ -61,7 +60,7 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
 def test_a_gradient_at_the_default_sizes(trained, name):
     """The other tests run the programs with the sizes in TINY."""
     model = trained(name, "--recompute", gradients=True)[0]
-    assert recomputes_blocks(model)
+    assert any(getattr(layer, "recompute", False) for _, layer in model.named_layers())
     assert model.flat.data.size > 100_000 or name in ("digits", "units")
 
 

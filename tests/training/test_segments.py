@@ -302,7 +302,7 @@ def test_the_estimate_counts_a_full_memory(text):
         estimate(Replicas(make(memory=0), 1, 2), batches.batch(0)),
     )
     assert found.memory == ROWS * 2 * M * 12 * 4 and without.memory == 0
-    step = sum(found.activations.values()) + found.transient + found.memory
+    step = found.activations + found.transient + found.memory
     assert found.peak == 6 * found.weights + found.memory + max(step, 3 * found.weights)
-    assert sum(found.activations.values()) > 1.2 * sum(without.activations.values())
+    assert found.activations > 1.2 * without.activations
     assert "memory of two segments" in str(found) and "memory of two segments" not in str(without)

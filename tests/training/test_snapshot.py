@@ -260,7 +260,7 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("os:system", "unknown model 'os:system': it is not a Layer"),
+        ("os:system", "'os:system' is neither a class of layers nor an operation"),
         ("no_such_module:Model", "its model Model, of the module no_such_module, is not imported"),
         (f"{__name__}:Missing", "its model Missing, of the module .*test_snapshot, is not imported"),
         ("os:path.join('a')", "unknown model"),
