@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import CPU, free_memory
-from ..optim import Adam
 from ..parallel.memory import resident_bytes
-from ..parallel.replicas import Replicas
+from ..parallel.replicas import Replicas, add_gradient
 from ..rng import Key
 from ..shell.text import shown
 from .evaluate import as_in_training
@@ -73,11 +72,12 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     """The memory for training `replicas.model` with Adam on batches like this one, with rows of the longest length.
 
     If the model has no longest length (neither "context" nor "max_length" in its config), the batch's is used. A
-    micro-batch goes forward and backward through a copy of the model, to measure what caches keep and how much memory
-    is used temporarily. Call it inside `with replicas`, so that it measures the twins that training uses. before: bytes
-    that the process used without the model (`memory.resident_bytes`). shard: whether each of several ranks has only its
-    part of Adam's means, counted as equal parts (with Muon some ranks have more than others). Raises ValueError for a
-    model on a GPU, TypeError for a batch without `stretched(rows, length)`, which returns a batch of that size.
+    micro-batch goes forward and backward, to measure what caches keep and how much memory is used temporarily; this
+    changes the gradients. Call it inside `with replicas`, so that it measures the twins that training uses. before:
+    bytes that the process used without the model (`memory.resident_bytes`). shard: whether each of several ranks has
+    only its part of Adam's means, counted as equal parts (with Muon some ranks have more than others). Raises
+    ValueError for a model on a GPU, TypeError for a batch without `stretched(rows, length)`, which returns a batch of
+    that size.
     """
     if not hasattr(batch, "stretched"):
         raise TypeError(f"estimate: expected a batch with stretched(rows, length), got {shown(batch)}")
@@ -90,9 +90,8 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     micro_batches = len(whole.split(rows))
     ranks = replicas.ranks.size
     working = min(replicas.count, -(-replicas.shares(micro_batches) // ranks))
-    copied = Replicas(copy.deepcopy(model), working, micro_batch=1, precision=replicas.precision)
-    code = _first_use(copied, _longest(batch, config, working))
-    kept, forward, backward = _watch(copied.models[0], copied.move(_longest(batch, config, rows)))
+    code = _first_use(replicas, _longest(batch, config, replicas.count))
+    kept, forward, backward = _watch(replicas.models[0], replicas.move(_longest(batch, config, rows)))
     return Estimate(
         parameters=model.flat.data.size,
         ranks=ranks,
@@ -153,13 +152,19 @@ def _tracing() -> Iterator[None]:
 
 
 def _first_use(replicas: Replicas, batch: Any) -> int:
-    """The bytes by which the process grows in a first step, with a row for each replica, its arrays excepted."""
+    """The bytes by which the process grows when each replica first computes a gradient, of a row, but not its arrays."""
+
+    def use(item: tuple[Any, Any]) -> None:
+        model, row = item
+        add_gradient(model, partial(replicas.loss, model, row, Key(0)), 1.0, False)
+
+    for grad in replicas.grads.values():
+        grad[...] = 0  # the system gives memory when it is first written to
     before = resident_bytes()
-    with replicas, _tracing():
+    with _tracing():
         start, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        replicas.gradients(batch, Key(0))
-        Adam(replicas.model.parameters(), 0.0).step(replicas.map)
+        replicas.map(use, zip(replicas.models, batch.split(1), strict=True))
         _, peak = tracemalloc.get_traced_memory()
     return max(0, resident_bytes() - before - (peak - start))
 

@@ -99,7 +99,6 @@ class Run:
     vocabulary_to_save: Any = None
     best: dict[str, Any] | None = None  # the scores of the best model, and its "step"
     parent: Run | None = None  # of a stage
-    _values: dict[str, Any] = {"step": 0}  # what a snapshot says of the run
 
     def __init__(
         self,
@@ -132,6 +131,7 @@ class Run:
             tuple[int, dict[str, Any]]
         ] = []  # steps and their numbers, such as the loss, perhaps on a GPU
         self._saved: int | None = None  # the step of the last snapshot
+        self._values: dict[str, Any] = {"step": 0}  # what a snapshot says of the run
 
     def __getattr__(self, name: str) -> Any:
         settings = vars(self).get("settings", {})
@@ -447,7 +447,7 @@ class Run:
         }
         if taken := ", ".join(name for name in self.identity if name in state):
             raise ValueError(f"identity: expected names that the state of a run does not have, got {taken}")
-        self._values: dict[str, Any] = json.loads(describe(self._model, state | self.identity)["state"])
+        self._values = json.loads(describe(self._model, state | self.identity)["state"])
         ranks = self.ranks
 
         def start() -> dict[str, Any]:

@@ -191,14 +191,6 @@ def test_the_memory_of_a_state_keeps_its_type():
         batches.load_state_dict({"step": np.array(3), "memory": memory_of(2).astype(np.int64)})
 
 
-def test_segment_batch_split():
-    batch = SegmentBatch(*(np.arange(20).reshape(5, 4) + i for i in (0, 1)), np.arange(5.0).reshape(5, 1, 1, 1))
-    parts = batch.split(2)
-    assert [len(part.ids) for part in parts] == [2, 2, 1]
-    assert equal(SegmentBatch(*(np.concatenate(a) for a in zip(*parts, strict=True))), batch)
-    assert batch.weight == batch.tokens == 20
-
-
 def test_a_text_too_short_for_its_streams():
     with pytest.raises(DataError, match=r"14 tokens make 3 streams of 4, fewer than context \+ 1 = 5; use a longer"):
         make_segments(14)
