@@ -227,7 +227,10 @@ class Replicas:
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""
-        return self._map(lambda _, item: function(item), items)
+        if self.threads or isinstance(items, Generator):
+            return self._map(lambda _, item: function(item), items)
+        with np.errstate(**self.errors):
+            return [function(item) for item in items]
 
     def map_models(
         self,
@@ -309,7 +312,8 @@ class Replicas:
             for i, item in enumerate(items):
                 model = self.models[i % self.count]
                 if not self.threads:
-                    results.append(run(model, item))
+                    with np.errstate(**self.errors):
+                        results.append(function(model, item))
                     if finished is not None:
                         finished(item)
                     continue
@@ -419,7 +423,8 @@ class Replicas:
         total = max(1, batch.weight)
         micro_batches = batch.split(self.rows(batch))
         shares = np.array_split(range(len(micro_batches)), self.shares(len(micro_batches)))
-        sums, part = TreeSum(len(shares), self.spare), self.ranks.part(len(shares))  # of this rank
+        alone, sums = self.ranks.size == 1, TreeSum(len(shares), self.spare)
+        part = range(len(shares)) if alone else self.ranks.part(len(shares))  # of this rank
 
         def run_share(model: Any, number: int) -> list:
             grad, results = self.grads[id(model)], []
@@ -438,16 +443,17 @@ class Replicas:
         if self.half is not None:
             self.refresh()
         results = self._map(run_share, part), sorted(sums.waiting)
-        of_ranks, branches = zip(*self.ranks.gather(results), strict=True)
+        of_ranks, branches = zip(*([results] if alone else self.ranks.gather(results)), strict=True)
         losses, memories = zip(*chain(*chain(*of_ranks)), strict=True)  # of each micro-batch of each share of each rank
-        if self.ranks.size > 1:
+        if not alone:
             self.ranks.sum(sums, branches, self.flat.grad, self.slices, self.map)
             if not self.sharded:
                 self.ranks.join(self.flat.grad, self.slices)
             self.put_gradient(self.flat.grad, scale)
         else:
-            self.put_gradient(sums.total.array, scale)
-            sums.release(sums.total)
+            (total_sum,) = sums.waiting.values()
+            self.put_gradient(total_sum.array, scale)
+            sums.release(total_sum)
         if remember is not None:
             remember(list(memories))
         mean = float(sum(losses)) if self.fixed_order else sum(losses)

@@ -152,7 +152,7 @@ def _tracing() -> Iterator[None]:
 
 
 def _first_use(replicas: Replicas, batch: Any) -> int:
-    """The bytes by which the process grows when each replica first computes a gradient, of a row, but not its arrays."""
+    """The bytes by which the process grows when each replica first computes a gradient, except for its arrays."""
 
     def use(item: tuple[Any, Any]) -> None:
         model, row = item

@@ -127,9 +127,7 @@ class Run:
             where = f"--precision {self.precision} on {device}"
             raise ValueError(f"bits: portable bits are those of float32 on a CPU (--device cpu), got {where}")
         self._opened = ExitStack()  # what is open while there are steps to do: the lock, the log, handlers of signals
-        self._unread: list[
-            tuple[int, dict[str, Any]]
-        ] = []  # steps and their numbers, such as the loss, perhaps on a GPU
+        self._unread: list[tuple[int, dict[str, Any]]] = []  # steps whose loss and norm are still on a GPU
         self._saved: int | None = None  # the step of the last snapshot
         self._values: dict[str, Any] = {"step": 0}  # what a snapshot says of the run
 
@@ -341,15 +339,17 @@ class Run:
                 yield self.step - 1
                 self._bar.update()
                 done = self.step
-                asked = list(chain(*self.ranks.gather(self._received)))  # all ranks stop after the same step
-                self.ranks.ending = bool(asked)
+                asked = self._received
+                if self.ranks.size > 1:  # all of them stop after the same step
+                    asked = list(chain(*self.ranks.gather(self._received)))
+                    self.ranks.ending = bool(asked)
                 if asked or done % snapshot_every == 0 or done == self.total:
                     self.read()
                     self.snapshot(alone=keep > 0 and done % snapshot_every == 0)
                 if asked:  # also after the last step: what would follow, a score or another stage, may take long
+                    number, told = asked[0], f"step {done} is saved in {self.out / LAST}"
                     self._received.clear()
-                    told = f"step {done} is saved in {self.out / LAST}"
-                    raise Stopped(asked[0], told) if self.ranks.first else Elsewhere(128 + asked[0])
+                    raise Stopped(number, told) if self.ranks.first else Elsewhere(128 + number)
             if (scale := replicas.loss_scale) is not None and scale.skipped and self.ranks.first:
                 print(f"batches skipped because their gradients overflowed: {scale.skipped}", file=sys.stderr)
             if self.portable and self.ranks.first:
