@@ -22,6 +22,7 @@ from typing import Any
 
 from scratchformer.training import Run, load_snapshot, read_metrics, start
 from scratchformer.training.examples import examples
+from scratchformer.training.settings import read_settings
 from scratchformer.training.snapshot import load_file
 
 LANGUAGE = dict(d_model=16, heads=2, depth=2, context=32, xl_d_ff=24, batch_size=8)
@@ -86,6 +87,8 @@ def content(path: Path) -> Any:
         return found.model_class, found.config, found.state, parts
     if path.name == "metrics.jsonl":
         return [{n: value for n, value in record.items() if n != "tokens_per_second"} for record in read_metrics(path)]
+    if path.name == "settings.json":
+        return read_settings(path.parent)
     return path.read_bytes() if path.is_file() else None
 
 
