@@ -61,7 +61,7 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Stri
 
 
 def forbid(z: np.ndarray, run: Strip) -> None:
-    """Set the forbidden scores z (..., rows, columns) of a run to −∞."""
+    """Add −∞ to the forbidden scores z (..., rows, columns) of a run, which are finite."""
     for within, minus_infinity in run.forbidden:
         z[..., within] += minus_infinity
 
@@ -274,6 +274,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
     Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. The queries
     then have one more axis, (B, G, H/G, T, D). For dk and dv the rows of a group are stacked, one head after another.
+
+    If m is 0, e may be as large as exp(60), so e v overflows in float32 for values from 1e12 on.
 
     The cache keeps q, k, v, y (which a caller must not change before backward), m and log l for each row, and the
     bounds, where the reference keeps T S probabilities for each head.

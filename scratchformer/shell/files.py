@@ -137,7 +137,8 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by another process: wait until it ends, or choose another folder"
             ) from error
         except OSError as error:
-            warnings.warn(f"{folder} cannot be locked: this file system has no locks ({error})", stacklevel=2)
+            name = printable(str(folder), 4096)
+            warnings.warn(f"{name} cannot be locked: this file system has no locks ({error})", stacklevel=2)
         yield
 
 

@@ -567,7 +567,7 @@ def shuffled(x: Any, rng: np.random.Generator) -> Any:
     if not is_array(x):
         return x
     values = rng.permutation(to_cpu(x).reshape(-1))
-    if is_floating(x) and np.ptp(values) == 0:
+    if is_floating(x) and x.size and np.ptp(values) == 0:
         values = (values[0] or 1) * rng.uniform(0.5, 1, values.shape)
     twin = x.copy()
     twin[...] = array_module(x).asarray(values.reshape(x.shape))

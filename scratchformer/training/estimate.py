@@ -1,4 +1,4 @@
-"""An estimate, before a training run starts, of how much memory it will need."""
+"""How much memory a training run will need, and what a step that did not fit on a GPU would have needed."""
 
 from __future__ import annotations
 

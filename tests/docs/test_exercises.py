@@ -44,7 +44,9 @@ OTHER_FORMS = {  # other spellings and other forms of the solutions, as learners
         "1/sigma (d_ck - (1 + xhat_c xhat_k)/C)", "(g_k - 1/C sum_c g_c)/σ - x̂_k/(C σ) sum_c (g_c x̂_c)",
     ],
     "gelu_equations": ["sqrt(2/pi) (1 + 3*0.044715*x_i^2)", "(1 - h_i**2)·a_i", "1/2 (1 + h_i + x_i b_i)"],
-    "rotary_equations": ["R_{t,0,j} dy_{t,0} + R_{t,1,j} dy_{t,1}", "[j = k]", "Σ_k R_tkj y_tk", "R_{s-t,j,k}"],
+    "rotary_equations": [
+        "R_{t,0,j} dy_{t,0} + R_{t,1,j} dy_{t,1}", "[j = k and k = j]", "Σ_k R_tkj y_tk", "R_{s-t,j,k}",
+    ],
 }  # fmt: skip
 REFUSED = {  # of the exercise on softmax
     "y_i (": 'expected a number, a name, "(", "[" or Σ at the end',
@@ -59,7 +61,8 @@ REFUSED = {  # of the exercise on softmax
     "sum(y_i)": "sum needs the index that it runs over, as in sum_i(x_i)",
     "y_ki": "index k has size 3 in y, but 4 elsewhere",
     "y_iik": "this answer: y has 2 axes, and 3 indices",
-    "exp(z_i, z_k)": "exp has 2 arguments",
+    "exp(z_i, z_k)": "exp takes one argument, got 2",
+    "constructor": "this answer: constructor is not known",
 }
 
 

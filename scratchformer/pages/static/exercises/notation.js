@@ -12,7 +12,7 @@
     "_(?<indices>(?:[a-z]['’′]*)*)", "(?<prime>['’′]+)",
   ].join("|"), "uy");
   const SAME = { "−": "-", "*": "·", "**": "^", "<=": "≤", ">=": "≥", "!=": "≠" };
-  const NUMBERS = { "½": 0.5, "π": Math.PI, pi: Math.PI, "∞": null, inf: null }; // infinity as in the trees of the build
+  const NUMBERS = { "½": 0.5, "π": Math.PI, pi: Math.PI, "∞": null, inf: null }; // null: JSON has no infinity
   const POWERS = { "²": 2, "³": 3, "⁴": 4, "⁻¹": -1 };
   const CALLS = ["exp", "log", "log1p", "sqrt", "tanh", "sin", "cos", "erf", "max", "min", "abs", "floor"];
   const OVER = ["sum", "prod", "mean", "max", "min", "argmax", "softmax"];
@@ -24,6 +24,8 @@
   };
   const FACTOR = 'a number, a name, "(", "[" or Σ';
   const ASCII = Object.fromEntries(Object.entries(Live.GREEK).map(([name, letter]) => [letter, name]));
+
+  const entry = (table, name) => (Object.hasOwn(table, name) ? table[name] : undefined);
 
   /** The ASCII spelling of a name: γ is gamma, x̂ is xhat. */
   function canonical(name) {
@@ -38,9 +40,9 @@
       const match = TOKEN.exec(text);
       if (match) {
         const [kind, part] = Object.entries(match.groups).find(([, each]) => each !== undefined);
-        found.push({ kind, text: SAME[part] ?? part, rest: text.slice(at) });
+        found.push({ kind, text: entry(SAME, part) ?? part, rest: text.slice(at) });
       } else if (text[at].trim()) {
-        throw new Error(REFUSED[text[at]] || `"${text[at]}" has no meaning here: type a/b, sqrt(a), sum_i, x_i^2, xhat, gamma`);
+        throw new Error(entry(REFUSED, text[at]) || `"${text[at]}" has no meaning here: type a/b, sqrt(a), sum_i, x_i^2, xhat, gamma`);
       }
       at += match ? match[0].length : 1;
     }
@@ -76,7 +78,7 @@
     }
 
     fail(expected, { text, rest } = this.next) {
-      throw new Error(REFUSED[text] || `expected ${expected} ${rest ? `in place of "${rest}"` : "at the end"}`);
+      throw new Error(entry(REFUSED, text) || `expected ${expected} ${rest ? `in place of "${rest}"` : "at the end"}`);
     }
 
     sum() {
@@ -96,7 +98,7 @@
 
     startsFactor() {
       const { kind, text } = this.next;
-      return kind === "number" || (kind === "word" && !REFUSED[text]) || this.sees("(", "[", "⌊", "√", "Σ");
+      return kind === "number" || (kind === "word" && text !== "and" && !entry(REFUSED, text)) || this.sees("(", "[", "⌊", "√", "Σ");
     }
 
     factor() {
@@ -112,9 +114,9 @@
     base() {
       const token = this.take();
       const { kind, text } = token;
-      if (text in NUMBERS && !this.names.includes(text)) return ["num", NUMBERS[text], text];
+      if (Object.hasOwn(NUMBERS, text) && !this.names.includes(canonical(text))) return ["num", NUMBERS[text], text];
       if (kind === "number") return ["num", Number(text), text];
-      if (kind === "word" && !REFUSED[text]) return this.word(text);
+      if (kind === "word" && !entry(REFUSED, text)) return this.word(text);
       if (kind !== "sign") this.fail(FACTOR, token);
       if (text === "(") return this.closed("group", this.sum(), ")");
       if (text === "[") return this.closed("bracket", this.conditions(), "]");
@@ -151,7 +153,8 @@
 
     call(name) {
       const inside = this.list("(", ")");
-      if (inside.length !== (name === "max" || name === "min" ? 2 : 1)) throw new Error(`${name} has ${inside.length} arguments`);
+      const expected = name === "max" || name === "min" ? "two arguments" : "one argument";
+      if (inside.length !== (expected === "one argument" ? 1 : 2)) throw new Error(`${name} takes ${expected}, got ${inside.length}`);
       return name === "abs" || name === "floor" ? [name, inside[0]] : ["call", name, inside];
     }
 
