@@ -7,6 +7,7 @@ import sys
 USE = """
 import decimal, gc, importlib, importlib.util, json, locale, logging, multiprocessing, os, random, signal, sys
 import threading, warnings
+from pathlib import Path
 
 import numpy as np
 import threadpoolctl
@@ -69,7 +70,7 @@ with training.Replicas(model, 2) as replicas:
         replicas.step(adam)
 testing.check_gradients(ops.softmax, ops.softmax_backward, np.array([[1.0, 2.0]]))
 if matplotlib:
-    plots.plot_attention(np.ones((1, 1, 2, 2)) / 2, ["a", "b"], "attention.png")
+    plots.plot_attention(np.ones((1, 1, 2, 2)) / 2, ["a", "b"], Path("attention.png"))
 
 after = settings()
 print(json.dumps([name for name in before if before[name] != after[name]]))

@@ -87,8 +87,8 @@ MISTAKES = [
         "the logged validation loss is the last training loss",
         file="training/run.py",
         replace={
-            "self._unread.append(Measured(step, numbers))": (
-                'self.last = float(numbers["loss"])\n        self._unread.append(Measured(step, numbers))'
+            "self._unread.append((step, numbers))": (
+                'self.last = float(numbers["loss"])\n        self._unread.append((step, numbers))'
             ),
             "for name, value in scores.items()}, self.step": (
                 'for name, value in scores.items()} | {"loss": self.last}, self.step'

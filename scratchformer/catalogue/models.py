@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import models, nn, ops
 from ..notation.run import getdoc
+from ..rng import Key
 from ..testing.draw import Draw, Sizes
 from .blocks import memory, with_pattern
 from .derived import GELU, derived, functions_of, prepared, shows
@@ -22,7 +23,7 @@ def language_model(
 ) -> LayerCase:
     """Two blocks. heads: their number, if it is not to be drawn."""
     d.sizes |= {"H": heads} if heads else {}
-    layer = model(d.V, d.C, d.H, 2, d.T + 1, **options)
+    layer = model(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
     return on(layer, d.integers("B T", d.V), key=d.key)
 
 
@@ -34,7 +35,7 @@ sparse_transformer = partial(language_model, model=models.SparseTransformer, str
 
 
 def encoder_and_decoder(d: Draw, **options: Any) -> LayerCase:
-    model = models.EncoderDecoder(d.V, d.C, d.H, 2, d.F, **options)
+    model = models.EncoderDecoder(d.V, d.C, d.H, 2, d.F, key=Key(d.seed), **options)
     return on(model, d.integers("B S", d.V), d.lengths("S"), d.integers("B T", d.V), key=d.key)
 
 
@@ -80,24 +81,24 @@ def llama_block(d: Sizes) -> DerivationCase:
 
 def transformer_xl(d: Draw, **options: Any) -> LayerCase:
     d.sizes["L"] = 2
-    model = models.TransformerXL(d.V, d.C, d.H, d.L, d.T + 1, d.M, **options)
+    model = models.TransformerXL(d.V, d.C, d.H, d.L, d.T + 1, d.M, key=Key(d.seed), **options)
     return on(model, d.integers("B T", d.V), memory=memory(d, "B L M C"), key=d.key)
 
 
 def classifier(d: Draw, **options: Any) -> LayerCase:
-    model = models.Classifier(d.V, d.K, d.C, d.H, 2, d.T + 1, **options)
+    model = models.Classifier(d.V, d.K, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
     return on(model, d.integers("B T", d.V), d.lengths(), key=d.key)
 
 
 def classifier_of_units(d: Draw, **options: Any) -> LayerCase:
-    model = models.Classifier(None, d.K, d.C, d.H, 2, d.T + 1, units=d.I, **options)
+    model = models.Classifier(None, d.K, d.C, d.H, 2, d.T + 1, units=d.I, key=Key(d.seed), **options)
     pattern = ops.Edges(d.integers("T T", 3) > 0)
     return on(model, d("B T I"), d.lengths(), key=d.key, pattern=pattern)
 
 
 def bert(d: Draw, model: Callable[..., nn.Layer], *sizes: int, depth: int, places: bool = False) -> LayerCase:
     """Rows of two texts, with padding and dropout; with `places`, positions to predict."""
-    layer = model(d.V, *sizes, d.C, d.H, depth, d.T + 1, dropout=0.2)
+    layer = model(d.V, *sizes, d.C, d.H, depth, d.T + 1, dropout=0.2, key=Key(d.seed))
     inputs = (d.integers("B T", d.V), d.lengths(), d.integers("B T", 2))
     return on(layer, *inputs, *([d.integers("B K", d.T)] if places else []), key=d.key)
 

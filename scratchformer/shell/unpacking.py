@@ -10,6 +10,7 @@ import bz2
 import gzip
 import io
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -52,14 +53,17 @@ def _zstandard(file: IO[bytes]) -> Iterator[Any]:
 
 @contextmanager
 def _zip(file: io.BytesIO, member: str | None) -> Iterator[Any]:
-    with zipfile.ZipFile(file) as archive:
-        end = file.getvalue().rfind(b"PK\5\6")
-        if len(archive.infolist()) != int.from_bytes(file.getvalue()[end + 10 : end + 12], "little"):
-            raise zipfile.BadZipFile("its list of files is damaged")  # zipfile does not compare their number
-        names = [each.filename for each in archive.infolist() if not each.is_dir()]
-        names = [name for name in names if not name.startswith("__MACOSX/")]  # which macOS adds
-        with archive.open(_only(names, "zip", member)) as stream:
-            yield stream
+    try:
+        with zipfile.ZipFile(file) as archive:
+            end = file.getvalue().rfind(b"PK\5\6")
+            if len(archive.infolist()) != int.from_bytes(file.getvalue()[end + 10 : end + 12], "little"):
+                raise zipfile.BadZipFile("its list of files is damaged")  # zipfile does not compare their number
+            names = [each.filename for each in archive.infolist() if not each.is_dir()]
+            names = [name for name in names if not name.startswith("__MACOSX/")]  # which macOS adds
+            with archive.open(_only(names, "zip", member)) as stream:
+                yield stream
+    except (ValueError, struct.error) as problem:
+        raise zipfile.BadZipFile(str(problem)) from problem
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def test_each_line_of_the_loops_leads_to_its_equation(name):
     there = {equation_id(name, int(item)) for item in re.findall(r":item: (\d+)", page)}
     assert len(anchors) > 1
     assert anchors <= there
-    assert shown.count("<label") == 4
+    assert shown.count("<label") == 3
     steps = re.findall(r'\S.*  ?<span class="c1">(?:#|//) (.* = .*)</span>', shown)
     assert not [step for step in steps if not step.startswith(("&", "After", "Before"))]
 
