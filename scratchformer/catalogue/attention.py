@@ -84,7 +84,7 @@ def all_padding(d: Sizes) -> ops.Pattern:
 
 
 def shared_heads(d: Sizes) -> None:
-    """Sizes for four query heads that share two key heads; those of other letters are 3, 5 and 6 first."""
+    """Sizes for four query heads that share two key heads; the next letters get the sizes 3, 5 and 6."""
     d.sizes |= {"B": 2, "G": 2, "H": 4}
     d.left = [size for size in d.left if size in (3, 5, 6)]
 

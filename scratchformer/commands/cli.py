@@ -51,7 +51,7 @@ def run_command(argv: list[str]) -> None:
 
 
 def arguments_of_command(argv: list[str]) -> int:
-    """How many of the arguments are those of a command; the others are passed on, to pytest or a program."""
+    """How many arguments belong to the command itself; the rest are passed on to pytest or to a program."""
     if argv[:1] == ["train"]:
         return 2
     return argv.index("--") if argv[:1] == ["mutate"] and "--" in argv else len(argv)
